@@ -1,0 +1,5 @@
+"""Charts: one theme, one renderer, one module per family. A chart function takes a frame and returns a chart."""
+
+from rackbook.charts.rendering import enable
+
+__all__ = ["enable"]

@@ -1,0 +1,139 @@
+"""How every chart looks, and how it shows the origin of what it draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+
+from rackbook.tables import ORIGINS, column, title
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INK = "#1f2933"
+MUTED = "#5f6b7a"
+GRID = "#e3e7ec"
+
+# Okabe and Ito's palette, which readers with the common colour deficiencies can tell apart; darkened yellow.
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, GREY = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a800", "#7f7f7f",
+)  # fmt: skip
+
+ENTITY_COLORS = {
+    "vLLM": BLUE,
+    "DeepInfer": VERMILLION,
+    "SGLang": GREEN,
+    "target": BLUE,
+    "draft": ORANGE,
+    "reproduced": GREEN,
+    "consistent": BLUE,
+    "inconsistent": ORANGE,
+    "refuted": VERMILLION,
+    "open": GREY,
+}
+"""A colour belongs to an entity in every chart."""
+
+ORIGIN_SHAPES = {"published": "circle", "derived": "diamond", "measured": "square", "modelled": "stroke", "simulated": "triangle-up"}
+ORIGIN_DASHES = {"published": [1, 0], "derived": [2, 2], "measured": [1, 0], "modelled": [6, 3], "simulated": [3, 2]}
+
+
+def configuration() -> alt.theme.ThemeConfig:
+    """The Vega-Lite configuration: light, dark ink on white, thin grid, room for titles."""
+    font = "DejaVu Sans, Arial, sans-serif"
+    return {
+        "config": {
+            "font": font,
+            "background": "white",
+            "view": {"continuousWidth": 460, "continuousHeight": 280, "stroke": None},
+            "title": {
+                "anchor": "start", "fontSize": 14, "fontWeight": 600, "color": INK, "offset": 12,
+                "subtitleColor": MUTED, "subtitleFontSize": 11, "subtitlePadding": 4,
+            },
+            "axis": {
+                "labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 11,
+                "titleFontWeight": "normal", "gridColor": GRID, "domainColor": MUTED, "tickColor": MUTED,
+                "titlePadding": 8,
+            },
+            "legend": {"labelColor": INK, "titleColor": MUTED, "titleFontWeight": "normal", "labelLimit": 260},
+            "header": {"labelColor": INK, "titleColor": MUTED, "labelFontSize": 11},
+            "range": {"category": [BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, YELLOW, GREY]},
+            "point": {"size": 70, "filled": True},
+            "line": {"strokeWidth": 2},
+        }
+    }  # fmt: skip
+
+
+def origin_shape(origins: Sequence[str] = ORIGINS) -> alt.Shape:
+    """Encode the origin as the point's shape; give the origins that are drawn so that the legend lists no other."""
+    domain = [o for o in ORIGINS if o in origins]
+    return alt.Shape(
+        "origin:N",
+        title=title("origin"),
+        scale=alt.Scale(domain=domain, range=[ORIGIN_SHAPES[o] for o in domain]),
+    )
+
+
+def origin_dash(origins: Sequence[str] = ORIGINS) -> alt.StrokeDash:
+    """Encode the origin as the line's dash."""
+    domain = [o for o in ORIGINS if o in origins]
+    return alt.StrokeDash(
+        "origin:N",
+        title=title("origin"),
+        scale=alt.Scale(domain=domain, range=[ORIGIN_DASHES[o] for o in domain]),
+    )
+
+
+def entity_color(name: str, entities: Sequence[str]) -> alt.Color:
+    """Encode a column of entities in their own colours.
+
+    Args:
+        name: the column.
+        entities: the values that are drawn, in legend order.
+
+    Raises:
+        KeyError: an entity has no colour of its own yet.
+    """
+    return alt.Color(
+        f"{name}:N",
+        title=title(name),
+        scale=alt.Scale(domain=list(entities), range=[ENTITY_COLORS[e] for e in entities]),
+    )
+
+
+def x(name: str, **options: Any) -> alt.X:
+    """A quantitative x axis, titled from the vocabulary."""
+    return alt.X(f"{name}:Q", title=_axis_title(name, options), **options)
+
+
+def y(name: str, **options: Any) -> alt.Y:
+    """A quantitative y axis, titled from the vocabulary."""
+    return alt.Y(f"{name}:Q", title=_axis_title(name, options), **options)
+
+
+def _axis_title(name: str, options: dict[str, Any]) -> str:
+    scale = options.get("scale")
+    scale = scale.to_dict() if isinstance(scale, alt.Scale) else {}
+    notes = [f"{scale['type']} scale"] if scale.get("type") in ("log", "symlog", "pow", "sqrt") else []
+    if scale.get("type") != "log" and scale.get("zero") is False:
+        notes.append("axis does not start at 0")
+    return ", ".join([title(name), *notes])
+
+
+def tooltip(*names: str) -> list[alt.Tooltip]:
+    """Tooltips for the named columns, with titles and units, always ending with origin and source."""
+    kinds = {"Int64": "Q", "Float64": "Q", "String": "N", "Boolean": "N"}
+    shown = dict.fromkeys((*names, "origin", "source"))
+    return [
+        alt.Tooltip(
+            f"{name}:{kinds[column(name).dtype.__name__]}",
+            title=title(name),
+            **({"format": ",.4~g"} if column(name).dtype.__name__ == "Float64" else {}),
+        )
+        for name in shown
+    ]
+
+
+def headline(text: str, subtitle: str) -> alt.TitleParams:
+    """A chart's title: the finding or the measure, then hardware, model and sample in the subtitle."""
+    return alt.TitleParams(text=text, subtitle=subtitle)

@@ -1,0 +1,19 @@
+"""Where the data and the notebooks lie: beside the library in a checkout, inside the package in a wheel."""
+
+from pathlib import Path
+
+_package = Path(__file__).resolve().parent
+_checkout = _package.parents[1]
+_root = _checkout if (_checkout / "data" / "sources.toml").is_file() else _package / "_bundled"
+
+DATA = _root / "data"
+NOTEBOOKS = _root / "notebooks"
+
+
+def shown(path: Path) -> str:
+    """Name a file for a person: relative to the checkout or the working folder where that is shorter."""
+    resolved = Path(path).resolve()
+    for base in (_root, Path.cwd()):
+        if resolved.is_relative_to(base):
+            return str(resolved.relative_to(base))
+    return str(path)
