@@ -25,6 +25,7 @@ notebooks: $(VENV)/.installed
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests

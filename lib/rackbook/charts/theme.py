@@ -31,10 +31,20 @@ ENTITY_COLORS = {
     "inconsistent": ORANGE,
     "refuted": VERMILLION,
     "open": GREY,
+    "prefill": PURPLE,
+    "decode": SKY,
+    "off-peak": SKY,
+    "peak": ORANGE,
 }
 """A colour belongs to an entity in every chart."""
 
-ORIGIN_SHAPES = {"published": "circle", "derived": "diamond", "measured": "square", "modelled": "stroke", "simulated": "triangle-up"}
+ORIGIN_SHAPES = {
+    "published": "circle",
+    "derived": "diamond",
+    "measured": "square",
+    "modelled": "stroke",
+    "simulated": "triangle-up",
+}
 ORIGIN_DASHES = {"published": [1, 0], "derived": [2, 2], "measured": [1, 0], "modelled": [6, 3], "simulated": [3, 2]}
 
 
@@ -69,7 +79,7 @@ def origin_shape(origins: Sequence[str] = ORIGINS) -> alt.Shape:
     domain = [o for o in ORIGINS if o in origins]
     return alt.Shape(
         "origin:N",
-        title=title("origin"),
+        title=f"{title('origin')} of points",
         scale=alt.Scale(domain=domain, range=[ORIGIN_SHAPES[o] for o in domain]),
     )
 
@@ -79,7 +89,7 @@ def origin_dash(origins: Sequence[str] = ORIGINS) -> alt.StrokeDash:
     domain = [o for o in ORIGINS if o in origins]
     return alt.StrokeDash(
         "origin:N",
-        title=title("origin"),
+        title=f"{title('origin')} of lines",
         scale=alt.Scale(domain=domain, range=[ORIGIN_DASHES[o] for o in domain]),
     )
 

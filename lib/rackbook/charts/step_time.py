@@ -1,0 +1,121 @@
+"""Charts of step time over context."""
+
+from __future__ import annotations
+
+import math
+
+import altair as alt
+import polars as pl
+
+from rackbook.charts import theme
+from rackbook.tables import require
+
+_TOKENS = (
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '.3~g') + 'M' : format(datum.value / 1024, '.3~g') + 'K'"
+)
+
+
+def step_time_by_context(points: pl.DataFrame, curve: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Step time against context: points, the modelled line and its confidence band.
+
+    Args:
+        points: context_tokens, step_ms, hardware, model, origin, source.
+        curve: the same for the line, with step_low_ms and step_high_ms.
+        subtitle: hardware, model and sample.
+    """
+    require(
+        points, ("context_tokens", "step_ms", "hardware", "model", "origin", "source"), "step_time_by_context points"
+    )
+    require(curve, ("context_tokens", "step_ms", "step_low_ms", "step_high_ms", "origin"), "step_time_by_context curve")
+    longest = int(curve["context_tokens"].max())
+    ticks = [t for t in (0, 131072, 262144, 524288, 786432, 1048576, 2097152) if t <= longest]
+    x = theme.x("context_tokens", axis=alt.Axis(values=ticks, labelExpr=_TOKENS))
+    y = theme.y("step_ms", scale=alt.Scale(domainMin=0))
+    band = (
+        alt.Chart(curve)
+        .mark_area(opacity=0.15, color=theme.BLUE, clip=True)
+        .encode(x=x, y="step_low_ms:Q", y2="step_high_ms:Q")
+    )
+    line = (
+        alt.Chart(curve)
+        .mark_line(color=theme.BLUE, clip=True)
+        .encode(
+            x=x, y=y, strokeDash=theme.origin_dash(["modelled"]), tooltip=theme.tooltip("context_tokens", "step_ms")
+        )
+    )
+    dots = (
+        alt.Chart(points)
+        .mark_point(color=theme.BLUE, filled=True, size=90, opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            shape=theme.origin_shape(points["origin"].unique().to_list()),
+            tooltip=theme.tooltip("context_tokens", "step_ms", "hardware", "model"),
+        )
+    )
+    labels = (
+        alt.Chart(points).mark_text(dy=-14, color=theme.INK).encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".2f"))
+    )
+    ends = points.sort("context_tokens")["step_ms"]
+    return (band + line + dots + labels).properties(
+        name="step_time_by_context",
+        title=theme.headline(f"Over the whole sweep the decode step grows by {ends[-1] - ends[0]:.2f} ms", subtitle),
+    )
+
+
+def engine_steps_by_context(steps: pl.DataFrame, *, subtitle: str, bin_tokens: int = 512) -> alt.LayerChart:
+    """Measured decode steps over context, one colour per batch size: median and quartiles per bin.
+
+    A bin with fewer than ten steps is left out: a stalled step would stand for it.
+
+    Args:
+        steps: table ``engine_steps``, decode-only steps.
+        subtitle: hardware, model and sample.
+        bin_tokens: width of a context bin.
+    """
+    require(
+        steps, ("mean_context_tokens", "num_decode_requests", "step_ms", "origin", "source"), "engine_steps_by_context"
+    )
+    context = (pl.col("mean_context_tokens") / bin_tokens).floor() * bin_tokens + bin_tokens / 2
+    bins = (
+        steps.with_columns(context.alias("mean_context_tokens"))
+        .group_by("num_decode_requests", "mean_context_tokens", "origin", "source")
+        .agg(
+            pl.col("step_ms").quantile(0.25, interpolation="linear").alias("step_low_ms"),
+            pl.col("step_ms").quantile(0.75, interpolation="linear").alias("step_high_ms"),
+            pl.col("step_ms").median(),
+            pl.len().alias("num_steps"),
+        )
+        .filter(pl.col("num_steps") >= 10)
+        .sort("num_decode_requests", "mean_context_tokens")
+    )
+    deepest = float(bins["mean_context_tokens"].max() or bin_tokens)
+    stride = 1024 * 2 ** max(0, math.ceil(math.log2(deepest / 1024 / 8)))
+    ticks = list(range(0, int(deepest) + stride, stride))
+    x = theme.x("mean_context_tokens", axis=alt.Axis(values=ticks, labelExpr=_TOKENS))
+    y = theme.y("step_ms", scale=alt.Scale(domainMin=0))
+    color = alt.Color(
+        "num_decode_requests:O", title="Decoding requests", scale=alt.Scale(scheme="viridis"), sort="ascending"
+    )
+    spread = (
+        alt.Chart(bins)
+        .mark_rule(opacity=0.6, strokeWidth=2)
+        .encode(x=x, y="step_low_ms:Q", y2="step_high_ms:Q", color=color)
+    )
+    medians = (
+        alt.Chart(bins)
+        .mark_point(filled=True, size=45, opacity=0.9)
+        .encode(
+            x=x,
+            y=y,
+            color=color,
+            shape=theme.origin_shape(steps["origin"].unique().to_list()),
+            tooltip=theme.tooltip(
+                "num_decode_requests", "mean_context_tokens", "step_ms", "step_low_ms", "step_high_ms"
+            ),
+        )
+    )
+    return (spread + medians).properties(
+        name="engine_steps_by_context",
+        title=theme.headline("Measured decode steps of another engine, by batch size and context", subtitle),
+    )

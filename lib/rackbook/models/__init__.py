@@ -1,0 +1,1 @@
+"""Models: fitted and analytic curves through published or measured points."""
