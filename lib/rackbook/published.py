@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from datetime import date
+import datetime
 from functools import cache
 from typing import Literal
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from rackbook import records
 from rackbook.errors import DataError, one_of
 from rackbook.locations import DATA, shown
 from rackbook.tables import PUBLISHED, schema
@@ -21,7 +21,7 @@ class Source(BaseModel):
     Attributes:
         title: what it is called.
         role: "primary" for the two reports under audit, "outside" for facts from elsewhere.
-        date: of publication, or of the copy that was read.
+        date: of publication, or of the copy that was read; None where neither is known, and the note says so.
         licence: of the document, "not stated" where it states none.
         where: how to find it.
         note: what it is, in a sentence.
@@ -31,7 +31,7 @@ class Source(BaseModel):
 
     title: str
     role: Literal["primary", "outside"]
-    date: date
+    date: datetime.date | None = None
     licence: str
     where: str
     note: str
@@ -45,11 +45,8 @@ def sources() -> dict[str, Source]:
         DataError: ``data/sources.toml`` is malformed.
     """
     path = DATA / "sources.toml"
-    try:
-        entries = tomllib.loads(path.read_text("utf-8"))
-        return {key: Source.model_validate(entry) for key, entry in entries.items()}
-    except (tomllib.TOMLDecodeError, ValidationError) as problem:
-        raise DataError(f"{shown(path)}: {problem}") from None
+    entries = records.load(path)
+    return {key: records.checked(entry, Source, f"{shown(path)}: {key}") for key, entry in entries.items()}
 
 
 def source(key: str) -> Source:

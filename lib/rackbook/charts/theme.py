@@ -35,6 +35,10 @@ ENTITY_COLORS = {
     "decode": SKY,
     "off-peak": SKY,
     "peak": ORANGE,
+    "target experts": BLUE,
+    "draft experts": ORANGE,
+    "attention, dense, routers": PURPLE,
+    "LM head": YELLOW,
 }
 """A colour belongs to an entity in every chart."""
 
@@ -132,7 +136,7 @@ def _axis_title(name: str, options: dict[str, Any]) -> str:
 
 def tooltip(*names: str) -> list[alt.Tooltip]:
     """Tooltips for the named columns, with titles and units, always ending with origin and source."""
-    kinds = {"Int64": "Q", "Float64": "Q", "String": "N", "Boolean": "N"}
+    kinds = {"Int64": "Q", "Float64": "Q", "String": "N", "Boolean": "N", "Date": "T"}
     shown = dict.fromkeys((*names, "origin", "source"))
     return [
         alt.Tooltip(

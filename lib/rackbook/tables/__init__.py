@@ -4,4 +4,15 @@ from rackbook.tables.columns import COLUMNS, ORIGINS, Column, column, require, t
 from rackbook.tables.schema import Schema
 from rackbook.tables.schemas import PUBLISHED, SCHEMAS, schema
 
-__all__ = ["COLUMNS", "ORIGINS", "PUBLISHED", "SCHEMAS", "Column", "Schema", "column", "require", "schema", "title"]
+__all__ = [
+    "COLUMNS",
+    "ORIGINS",
+    "PUBLISHED",
+    "SCHEMAS",
+    "Column",
+    "Schema",
+    "column",
+    "require",
+    "schema",
+    "title",
+]

@@ -91,7 +91,7 @@ class Schema:
             expected = ", ".join(c.name for c in self.columns)
             raise DataError(f"{name}: no such file, expected a CSV with columns {expected}")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as problem:
             raise DataError(f"{name}: not UTF-8 text ({problem.reason} at byte {problem.start})") from None
         lines = list(csv.reader(io.StringIO(text, newline="")))
@@ -128,7 +128,7 @@ class Schema:
             if row[name] is None and name not in self.optional:
                 raise DataError(f"{where}, column {name}: got nothing, allowed: {column(name).expectation}")
         if any(row[name] is None for name in self.values) and not row["missing_reason"]:
-            raise DataError(f"{where}, column missing_reason: got nothing, a row with a missing value must say why")
+            raise DataError(f"{where}, column missing_reason: got nothing, a missing value needs a reason")
         for name in _NEEDED[str(row["origin"])]:
             if not row[name]:
                 raise DataError(f"{where}, column {name}: got nothing, a {row['origin']} point must have it")
@@ -171,7 +171,9 @@ def _not_allowed(got: object, expected: Column, where: str) -> DataError:
 def _checked(value: object, expected: Column, where: str) -> object:
     if value is None or (isinstance(value, Real) and math.isnan(value)):
         return None
-    right_kind = isinstance(value, _KINDS[expected.dtype]) and (expected.dtype == pl.Boolean or not isinstance(value, bool))
+    right_kind = isinstance(value, _KINDS[expected.dtype])
+    if isinstance(value, bool):
+        right_kind = expected.dtype == pl.Boolean
     in_range = right_kind and not (
         (isinstance(value, Real) and math.isinf(value))
         or (expected.minimum is not None and value < expected.minimum)

@@ -207,6 +207,13 @@ _PUBLISHED = (
         values=("speedup",),
     ),
     Schema(
+        name="serving_pareto_conventions",
+        grain="how one source counts: what its interactivity is, and whether drafts were accepted or said to be",
+        coordinates=("engine", "hardware", "workload"),
+        values=("interactivity_definition", "acceptance_kind"),
+        optional=("interactivity_definition", "acceptance_kind"),
+    ),
+    Schema(
         name="serving_pareto_topology",
         grain="one P/D deployment: the engines and their limits at one number of clients",
         coordinates=(
