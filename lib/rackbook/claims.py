@@ -7,16 +7,16 @@ its evidence and says what it found. A verdict is computed from the two and neve
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, model_validator
 
-from rackbook import published
+from rackbook import published, records
 from rackbook.errors import DataError, one_of
 from rackbook.locations import DATA, shown
 
@@ -58,13 +58,19 @@ class Claim(BaseModel):
 
     id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")
     statement: str
-    value: bool | float
+    value: StrictBool | StrictFloat
     unit: str = ""
     tolerance: float = Field(default=0.0, ge=0)
     kind: Literal["printed", "derived"] = "printed"
     source: str
     locator: str
     settlement: str | None = None
+
+    @model_validator(mode="after")
+    def _yes_or_no_is_exact(self) -> Self:
+        if isinstance(self.value, bool) and (self.unit or self.tolerance):
+            raise ValueError(f"{self.id}: a true/false claim has neither unit nor tolerance")
+        return self
 
     @property
     def topic(self) -> str:
@@ -89,6 +95,8 @@ class Finding:
     def __post_init__(self) -> None:
         if (self.found is None) != (self.basis is None):
             raise ValueError("a finding has a value and a basis, or neither")
+        if self.found is not None and not (isinstance(self.found, bool | int | float) and math.isfinite(self.found)):
+            raise ValueError(f"a finding is a finite number, true or false; got {self.found!r}. Nothing found is None")
 
 
 OPEN = Finding(None)
@@ -101,6 +109,17 @@ class Verdict:
 
     claim: Claim
     finding: Finding
+
+    def __post_init__(self) -> None:
+        found = self.finding.found
+        if found is not None and isinstance(found, bool) != isinstance(self.claim.value, bool):
+            expected = "true or false" if isinstance(self.claim.value, bool) else f"a number [{self.claim.unit or '-'}]"
+            raise DataError(f"claim {self.claim.id}: its check found {found!r}, expected {expected}")
+        if found is None and self.claim.settlement is None and not self.finding.note:
+            raise DataError(
+                f"claim {self.claim.id} is open without a reason: name a settlement in the register, or let its check "
+                "say in the note why nothing was found"
+            )
 
     @property
     def verdict(self) -> str:
@@ -122,7 +141,11 @@ class Verdict:
     @property
     def difference(self) -> float:
         """Found minus claimed, in the claim's unit; NaN while the claim is open."""
-        return math.nan if self.finding.found is None else float(self.finding.found) - float(self.claim.value)
+        if self.finding.found is None:
+            return math.nan
+        found, claimed = float(self.finding.found), float(self.claim.value)
+        # 9.53 - 8.93 is not 0.6 in binary: such a remainder is no difference
+        return 0.0 if math.isclose(found, claimed, rel_tol=1e-12) else found - claimed
 
     @property
     def settlement(self) -> Settlement | None:
@@ -138,7 +161,7 @@ class Verdicts:
     def __init__(self, verdicts: Iterable[Verdict]) -> None:
         self.verdicts = tuple(verdicts)
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
 
     def __len__(self) -> int:
@@ -175,7 +198,7 @@ class Verdicts:
                     "published": shown_value(r["value"]),
                     "here": shown_value(r["found"]),
                     "difference": shown_value(r["difference"], signed=True) if not isinstance(r["value"], bool) else "",
-                    "tolerance": f"± {shown_value(r['tolerance'])}" if not isinstance(r["value"], bool) else "",
+                    "tolerance": f"± {shown_value(r['tolerance'])}" if r["tolerance"] else "exact",
                     "unit": r["unit"],
                     "basis": r["basis"] or "–",
                     "verdict": r["verdict"],
@@ -190,12 +213,14 @@ class Verdicts:
         return {word: words.count(word) for word in VERDICTS}
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        frame = self.frame()
+        with pl.Config(tbl_rows=-1):
+            frame = self.frame()
+            html, text = frame._repr_html_(), repr(frame)
         rounded = [
             {key: float(f"{value:.9g}") if isinstance(value, float) else value for key, value in row.items()}
             for row in self.records()
         ]
-        return {"text/html": frame._repr_html_(), "text/plain": repr(frame), MIME: rounded}
+        return {"text/html": html, "text/plain": text, MIME: rounded}
 
 
 def shown_value(value: float | bool | None, *, signed: bool = False) -> str:
@@ -258,26 +283,32 @@ class Register(BaseModel):
     settlements: dict[str, Settlement] = Field(alias="settlement", default_factory=dict)
 
 
-@cache
-def register() -> Register:
-    """All claims, checked.
+def read_register(path: Path) -> Register:
+    """Read and check a file of claims.
 
     Raises:
-        DataError: the file is malformed, an id stands twice, a source or a settlement is not registered.
+        DataError: the file is missing or malformed, an id stands twice, a source or a settlement is not registered.
     """
-    path = DATA / "claims.toml"
-    try:
-        found = Register.model_validate(tomllib.loads(path.read_text("utf-8")))
-    except (tomllib.TOMLDecodeError, ValidationError) as problem:
-        raise DataError(f"{shown(path)}: {problem}") from None
+    found = records.read(path, Register)
     seen: set[str] = set()
     for claim in found.claims:
         if claim.id in seen:
             raise DataError(f"{shown(path)}: claim {claim.id} stands twice")
         seen.add(claim.id)
+        where = f"{shown(path)}: claim {claim.id}"
         for key in claim.source.split("+"):
             if key not in published.sources():
-                raise DataError(f"{shown(path)}: claim {claim.id}: {one_of(key, published.sources(), 'source')}")
+                raise DataError(f"{where}: {one_of(key, published.sources(), 'source')}")
         if claim.settlement is not None and claim.settlement not in found.settlements:
-            raise DataError(f"{shown(path)}: claim {claim.id}: {one_of(claim.settlement, found.settlements, 'settlement')}")
+            raise DataError(f"{where}: {one_of(claim.settlement, found.settlements, 'settlement')}")
     return found
+
+
+@cache
+def register() -> Register:
+    """All claims of ``data/claims.toml``, checked.
+
+    Raises:
+        DataError: as :func:`read_register`.
+    """
+    return read_register(DATA / "claims.toml")

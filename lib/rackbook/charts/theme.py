@@ -39,6 +39,17 @@ ENTITY_COLORS = {
     "draft experts": ORANGE,
     "attention, dense, routers": PURPLE,
     "LM head": YELLOW,
+    "before": GREY,
+    "after": BLUE,
+    "given": GREEN,
+    "waited for": VERMILLION,
+    "either": YELLOW,
+    "hidden": SKY,
+    "proportional to the ranks": ORANGE,
+    "ring": VERMILLION,
+    "recursive doubling": BLUE,
+    "GPU": BLUE,
+    "gap": VERMILLION,
 }
 """A colour belongs to an entity in every chart."""
 

@@ -53,8 +53,8 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Axis or header text: label and unit."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
+        """Axis or header text: label and unit; a unit that only repeats the label is left out."""
+        return f"{self.label} ({self.unit})" if self.unit and self.unit.lower() != self.label.lower() else self.label
 
     @property
     def expectation(self) -> str:
@@ -207,7 +207,7 @@ _VOCABULARY = (
     _amount("cache_hit_share_percent", "Share of cache hits in all tokens", "%", 0, 100),
     _amount("cache_miss_share_percent", "Share of cache misses in all tokens", "%", 0, 100),
     _amount("output_share_percent", "Share of output in all tokens", "%", 0, 100),
-    _amount("input_hit_rate_percent", "Input served from the prefix cache", "%", 0, 100),
+    _amount("input_hit_rate_percent", "Hit rate of the input", "%", 0, 100),
     _text("mix", "Token mix"),
     _amount("usd_per_gpu_hour_per_point", "Revenue per percentage point", "USD per GPU-hour", None),
     _text("weekday", "Day", ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")),
@@ -252,6 +252,53 @@ _VOCABULARY = (
     _amount("context_ratio", "Context growth", "×"),
     _amount("step_increase_ms", "Step increase", "ms", None),
     _amount("step_increase_percent", "Step increase", "%", None),
+    # host work in the step, and the engine gap
+    _text("quantity", "Quantity"),
+    _text("assumption", "Holds if"),
+    _amount("before", "Before", None, None),
+    _amount("after", "After", None, None),
+    _amount("after_to_before", "After ÷ before", "×"),
+    _amount("low", "At least", None, None),
+    _amount("high", "At most", None, None),
+    _text("sync_part", "Part of the synchronisation", ("waited for", "either", "hidden")),
+    _text("growth_law", "Growth with the ranks"),
+    _count("num_hops", "Hops one after the other", "hops", 0),
+    _amount("hop_ms", "Time per hop", "ms"),
+    _amount("growth_ms", "Growth per step from the smaller to the larger engine", "ms", None),
+    _text("admission_cost", "Cost of an admission", ("before", "after", "given")),
+    _amount("ns_per_token", "CPU time of an admission per prompt token", "ns"),
+    _amount("stall_ms", "Admission work in one step", "ms"),
+    _amount("since_burst_s", "Time since the burst", "s"),
+    _text("cap", "Cap on admissions per step and rank"),
+    _text("arrivals", "Arrivals", ("one by one", "partly in bursts")),
+    _count("num_steps", "Steps", "steps", 0),
+    _count("num_waiting", "Requests still waiting at the end", "requests", 0),
+    _amount("step_mean_ms", "Step time, mean", "ms"),
+    _amount("step_p50_ms", "Step time, median", "ms"),
+    _amount("step_p99_ms", "Step time, P99", "ms"),
+    _amount("step_p99_low_ms", "Step time, P99 of the best repeat", "ms"),
+    _amount("step_p99_high_ms", "Step time, P99 of the worst repeat", "ms"),
+    _amount("step_max_ms", "Step time, longest", "ms"),
+    _amount("delay_p50_ms", "Admission delay, median", "ms"),
+    _amount("delay_p99_ms", "Admission delay, P99", "ms"),
+    _amount("delay_p99_low_ms", "Admission delay, P99 of the best repeat", "ms"),
+    _amount("delay_p99_high_ms", "Admission delay, P99 of the worst repeat", "ms"),
+    _amount("delay_max_ms", "Admission delay, longest", "ms"),
+    _text("step_part", "Part of the engine step", ("GPU", "gap")),
+    _amount("part_ms", "Time per step", "ms"),
+    _text("bound", "Known as", ("exactly", "at most", "at least")),
+    _amount("forward_ms", "Forward pass", "ms"),
+    _amount("engine_ms", "Engine step", "ms"),
+    _amount("cpu_ms", "Host work per step", "ms"),
+    _amount("gap_ms", "Engine gap", "ms", None),
+    _amount("gap_share_percent", "Engine gap, share of the step", "%", None, 100),
+    _amount("total_cpu_low_ms", "Host work per step, at least", "ms"),
+    _amount("total_cpu_high_ms", "Host work per step, at most", "ms"),
+    _amount("hidden_cpu_low_ms", "Hidden host work per step, at least", "ms"),
+    _amount("hidden_cpu_high_ms", "Hidden host work per step, at most", "ms"),
+    _amount("not_cpu_ms", "Gap that is not this rank's host work, at least", "ms"),
+    _text("baseline_bound_by", "Narrower engine waits for", ("GPU", "host")),
+    _text("bound_by", "Wider engine waits for", ("GPU", "host")),
     # verdicts
     _text("notebook", "Notebook"),
     _text("verdict", "Verdict", ("reproduced", "consistent", "inconsistent", "refuted", "open")),
