@@ -1,0 +1,121 @@
+"""Charts of one decode step: the time that a rate implies, and the weights that it reads."""
+
+from __future__ import annotations
+
+import altair as alt
+import polars as pl
+
+from rackbook.charts import theme
+from rackbook.tables import require, title
+
+PARTS = ("target experts", "draft experts", "attention, dense, routers", "LM head")
+
+
+def step_time_by_acceptance(
+    line: pl.DataFrame, steps: pl.DataFrame, references: pl.DataFrame, *, headline: str, subtitle: str
+) -> alt.LayerChart:
+    """Step time that a rate implies, against tokens per step, beside other step times.
+
+    Args:
+        line: acceptance_length, step_ms, origin, source: the curve.
+        steps: the same, the points on the curve that are named; they share its origin.
+        references: reading, step_ms, origin, source: horizontal lines.
+        headline: the finding.
+        subtitle: hardware, model and sample.
+    """
+    for frame, where in ((line, "line"), (steps, "steps")):
+        require(frame, ("acceptance_length", "step_ms", "origin", "source"), f"step_time_by_acceptance {where}")
+    require(references, ("reading", "step_ms", "origin", "source"), "step_time_by_acceptance references")
+    last = line["acceptance_length"].max()
+    origin = line["origin"].unique().item()
+    dash = theme.origin_dash({*line["origin"], *references["origin"]}).legend(symbolStrokeColor=theme.INK)
+    x = theme.x("acceptance_length", scale=alt.Scale(domain=[0, last + 0.2], nice=False), axis=alt.Axis(tickMinStep=1))
+    highest = max(line["step_ms"].max(), references["step_ms"].max())
+    y = theme.y("step_ms", scale=alt.Scale(domain=[0, 1.1 * highest]))
+    curve = alt.Chart(line).mark_line(color=theme.BLUE, opacity=0.7).encode(x=x, y=y, strokeDash=dash)
+    dots = (
+        alt.Chart(steps)
+        .mark_point(color=theme.BLUE, filled=True, size=80, opacity=1, shape=theme.ORIGIN_SHAPES[origin])
+        .encode(
+            x=x,
+            y=y,
+            tooltip=theme.tooltip("acceptance_length", "step_ms", "formula"),
+        )
+    )
+    numbers = (
+        alt.Chart(steps)
+        .mark_text(align="right", dx=-8, dy=-7, color=theme.INK)
+        .encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".3~g"))
+    )
+    rules = (
+        alt.Chart(references)
+        .mark_rule(color=theme.VERMILLION, strokeWidth=1.5)
+        .encode(y=y, strokeDash=dash, tooltip=theme.tooltip("reading", "step_ms"))
+    )
+    words = [
+        alt.Chart(references.with_columns(pl.lit(last).alias("acceptance_length")))
+        .transform_calculate(label="datum.reading + ', ' + format(datum.step_ms, '.3~g') + ' ms'")
+        .mark_text(align="right", dy=-7, color=theme.VERMILLION, fontSize=10, **outline)
+        .encode(x=x, y=y, text="label:N")
+        for outline in ({"stroke": "white", "strokeWidth": 4}, {})
+    ]
+    return alt.layer(rules, curve, *words, dots, numbers).properties(
+        name="step_time_by_acceptance", title=theme.headline(headline, subtitle)
+    )
+
+
+def floor_by_checked_tokens(reads: pl.DataFrame, floors: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Least time to read the weights of a step, by the tokens that it checks and by part of the model.
+
+    Args:
+        reads: component, checked_tokens, expert_overlap, read_gb_per_step, distinct_experts_per_layer, hbm_floor_ms,
+            formula, origin, source; the bars are the steps whose tokens choose experts independently.
+        floors: checked_tokens, expert_overlap, hbm_floor_ms, origin, source; the ticks are the steps whose tokens all
+            choose the same experts.
+        subtitle: hardware, model and sample.
+    """
+    names = ("checked_tokens", "expert_overlap", "read_gb_per_step", "hbm_floor_ms", "origin", "source")
+    require(reads, ("component", "distinct_experts_per_layer", "formula", *names), "floor_by_checked_tokens reads")
+    require(floors, names, "floor_by_checked_tokens floors")
+    x = alt.X("checked_tokens:O", title=title("checked_tokens"), axis=alt.Axis(labelAngle=0))
+    y = theme.y("hbm_floor_ms")
+    independent = pl.col("expert_overlap") == "independent"
+    order = {part: place for place, part in enumerate(PARTS)}
+    bars = (
+        alt.Chart(reads.filter(independent).with_columns(pl.col("component").replace_strict(order).alias("place")))
+        .mark_bar()
+        .encode(
+            x=x,
+            y=y,
+            color=theme.entity_color("component", PARTS),
+            order="place:O",
+            tooltip=theme.tooltip(
+                "component",
+                "checked_tokens",
+                "distinct_experts_per_layer",
+                "read_gb_per_step",
+                "hbm_floor_ms",
+                "formula",
+            ),
+        )
+    )
+    totals = (
+        alt.Chart(floors.filter(independent))
+        .mark_text(dy=-8, color=theme.INK)
+        .encode(x=x, y=theme.y("hbm_floor_ms"), text=alt.Text("hbm_floor_ms:Q", format=".2f"))
+    )
+    ticks = (
+        alt.Chart(floors.filter(~independent))
+        .mark_tick(color=theme.INK, thickness=2, width=44)
+        .encode(
+            x=x, y=theme.y("hbm_floor_ms"), tooltip=theme.tooltip("expert_overlap", "read_gb_per_step", "hbm_floor_ms")
+        )
+    )
+    return (bars + ticks + totals).properties(
+        name="floor_by_checked_tokens",
+        width=alt.Step(60),
+        title=theme.headline(
+            "Least time to read the weights of one step, modelled",
+            [subtitle, "Bars: the tokens of a step choose experts independently; dark line: all choose the same"],
+        ),
+    )

@@ -1,0 +1,290 @@
+"""Experiment 14: prices, mixes, the price calendar, break-even, charts."""
+
+from datetime import UTC, date, datetime, timedelta, timezone
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from chart_checks import check_chart
+from rackbook.charts import cost as charts
+from rackbook.errors import DataError, ParameterError
+from rackbook.experiments import cost as experiment
+from rackbook.models import cost
+from rackbook.models.price_calendar import BEIJING, PeakHours
+from rackbook.tables import COLUMNS
+
+LIST = cost.TokenPrices(0.003, 0.15, 0.60)
+RULE = PeakHours(frozenset(range(5)), ((9, 12), (14, 18)))
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return experiment.collect(experiment.Params())
+
+
+def test_revenue_by_hand():
+    # 1M tokens/s for an hour are 3,600 million tokens
+    assert cost.usd_per_gpu_hour(1e6, 0.01) == pytest.approx(36)
+    assert cost.implied_usd_per_mtok(36, 1e6) == pytest.approx(0.01)
+    assert cost.break_even_tok_per_s_per_gpu(36, 0.01) == pytest.approx(1e6)
+    assert cost.blended_usd_per_mtok(LIST, cost.Mix(0.9, 0.08, 0.02)) == pytest.approx(0.0027 + 0.012 + 0.012)
+
+
+def test_hit_rate_of_the_input_is_not_the_share_of_all_tokens():
+    mix = cost.Mix.of_input(0.9, 0.2)
+    assert (mix.cache_hit, mix.cache_miss, mix.output) == pytest.approx((0.72, 0.08, 0.2))
+
+
+def test_ends_of_the_published_line():
+    price = cost.implied_usd_per_mtok(38.96, 954_000)
+    assert price == pytest.approx(0.011344, abs=5e-7)
+    most, least = cost.mixes_at(LIST, price)
+    assert (most.cache_miss, most.output) == (0, pytest.approx(0.013977, abs=1e-6))
+    assert (least.cache_miss, least.output) == (pytest.approx(0.056762, abs=1e-6), 0)
+
+
+def test_a_mean_price_above_the_miss_price_needs_output():
+    most, least = cost.mixes_at(LIST, 0.3)
+    assert (most.cache_miss, most.output) == (0, pytest.approx(0.297 / 0.597))
+    assert (least.cache_hit, least.output) == (0, pytest.approx(0.15 / 0.45))
+
+
+def test_a_corner_is_the_same_mix_twice():
+    assert cost.mixes_at(LIST, 0.6) == (cost.Mix(0, 0, 1), cost.Mix(0, 0, 1))
+
+
+@given(
+    st.tuples(*[st.floats(0, 10)] * 3).filter(lambda p: max(p) - min(p) > 1e-3),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_every_mix_of_the_segment_has_the_price(prices, place, between):
+    listed = cost.TokenPrices(*prices)
+    target = min(max(prices), min(prices) + place * (max(prices) - min(prices)))
+    one, other = cost.mixes_at(listed, target)
+    mixed = cost.Mix(*(a + between * (b - a) for a, b in zip(vars(one).values(), vars(other).values(), strict=True)))
+    assert cost.blended_usd_per_mtok(listed, mixed) == pytest.approx(target, abs=1e-9)
+    assert one.output >= other.output
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: cost.Mix(0.5, 0.5, 0.5), "a sum of 1.5, allowed: 1"),
+        (lambda: cost.Mix(1.2, -0.2, 0), "share of cache_hit: got 1.2, allowed: a number from 0 to 1"),
+        (lambda: cost.Mix.of_input(1.5, 0.1), "input_hit_rate: got 1.5"),
+        (lambda: cost.TokenPrices(-1, 0, 0), "price of cache_hit: got -1, allowed: a number ≥ 0"),
+        (lambda: cost.mixes_at(LIST, 0.7), "usd_per_mtok: got 0.7, allowed: 0.003 to 0.6"),
+        (lambda: cost.mixes_at(cost.TokenPrices(1, 1, 1), 1), "all three are 1"),
+        (lambda: cost.implied_usd_per_mtok(1, 0), "tok_per_s_per_gpu: got 0"),
+        (lambda: cost.break_even_tok_per_s_per_gpu(1, 0), "no throughput breaks even"),
+    ],
+)
+def test_impossible_money_is_refused(call, words):
+    with pytest.raises(ParameterError, match=words):
+        call()
+
+
+def at(text):
+    return datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize(
+    ("instant", "peak"),
+    [
+        ("2026-10-19T08:59:59+08:00", False),
+        ("2026-10-19T09:00:00+08:00", True),
+        ("2026-10-19T11:59:59+08:00", True),
+        ("2026-10-19T12:00:00+08:00", False),
+        ("2026-10-19T13:59:59+08:00", False),
+        ("2026-10-19T14:00:00+08:00", True),
+        ("2026-10-19T17:59:59+08:00", True),
+        ("2026-10-19T18:00:00+08:00", False),
+        ("2026-10-24T10:00:00+08:00", False),  # Saturday
+        ("2026-10-19T01:30:00+00:00", True),  # 09:30 in Beijing
+        ("2026-10-18T19:30:00-06:00", True),  # the same moment, Sunday evening elsewhere
+        ("2026-10-25T16:30:00+00:00", False),  # Monday 00:30 in Beijing
+    ],
+)
+def test_peak_by_hand(instant, peak):
+    assert RULE.is_peak(at(instant)) is peak
+
+
+def test_a_holiday_has_no_peak():
+    rule = PeakHours(RULE.weekdays, RULE.hours, frozenset({date(2026, 10, 1)}))
+    assert not rule.is_peak(at("2026-10-01T10:00:00+08:00"))
+    assert rule.is_peak(at("2026-10-02T10:00:00+08:00"))
+
+
+def test_a_week_has_35_peak_hours_wherever_it_starts():
+    for hours in (0, 5, 77.25):
+        start = datetime(2026, 10, 19, tzinfo=UTC) + timedelta(hours=hours)
+        assert RULE.peak_hours_between(start, start + timedelta(days=7)) == pytest.approx(35)
+
+
+@given(st.integers(0, 14 * 24 * 60), st.integers(0, 7 * 24 * 60), st.integers(0, 7 * 24 * 60), st.integers(-12, 14))
+def test_peak_hours_add_up_and_agree_with_is_peak(start, first, second, offset):
+    zone = timezone(timedelta(hours=offset))
+    begin = datetime(2026, 9, 28, tzinfo=zone) + timedelta(minutes=start)
+    middle, end = begin + timedelta(minutes=first), begin + timedelta(minutes=first + second)
+    whole = RULE.peak_hours_between(begin, end)
+    parts = RULE.peak_hours_between(begin, middle) + RULE.peak_hours_between(middle, end)
+    assert whole == pytest.approx(parts)
+    minute = RULE.peak_hours_between(begin, begin + timedelta(minutes=1)) * 60
+    assert minute == pytest.approx(float(RULE.is_peak(begin)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: RULE.is_peak(datetime(2026, 10, 19, 9)), "without a time zone, allowed: with one, as in 2026-10-19"),
+        (lambda: RULE.peak_hours_between(at("2026-10-20T00:00+08:00"), at("2026-10-19T00:00+08:00")), "not before"),
+        (lambda: PeakHours(frozenset({7}), ()), r"weekdays: got \[7\], allowed: 0 \(Monday\) to 6"),
+        (lambda: PeakHours(frozenset(), ((14, 18), (9, 12))), "in order, that do not overlap"),
+    ],
+)
+def test_bad_calendars_are_refused(call, words):
+    with pytest.raises(ParameterError, match=words):
+        call()
+
+
+def test_the_clock_of_the_rule_has_no_summer_time():
+    assert {BEIJING.utcoffset(at(f"2026-{m:02}-01T00:00+00:00")) for m in range(1, 13)} == {timedelta(hours=8)}
+
+
+def test_week_is_shown_on_another_clock(evidence):
+    seoul = experiment.collect(experiment.Params(shown_utc_offset_h=9))
+    for frame, first in ((evidence.week, 9), (seoul.week, 10)):
+        peaks = frame.filter((pl.col("weekday") == "Mon") & (pl.col("price_period") == "peak"))
+        assert peaks["hour_of_day"].min() == first
+        assert (frame["price_period"] == "peak").sum() == 35
+
+
+def test_a_holiday_lowers_the_week():
+    params = experiment.Params(holidays=["2026-10-20"])
+    evidence = experiment.collect(params)
+    assert dict(evidence.weekly.select("price_period", "hours_per_week").iter_rows())["peak"] == 28
+
+
+def test_flat_week_by_hand(evidence):
+    earned = dict(evidence.weekly.select("price_period", "usd_per_gpu_hour").iter_rows())
+    by_hand = 954e3 * 3600e-6 * (0.965 * 0.003 + 0.028 * 0.15 + 0.007 * 0.6)
+    assert earned["off-peak"] == pytest.approx(by_hand)
+    assert earned["peak"] == pytest.approx(2 * by_hand)
+    assert earned[None] == pytest.approx(by_hand * (133 + 2 * 35) / 168)
+
+
+def test_line_and_sensitivity_meet(evidence):
+    ends = evidence.line[[0, -1]]
+    assert ends["output_share_percent"].to_list() == pytest.approx([1.3977, 0], abs=1e-4)
+    assert ends["cache_miss_share_percent"].to_list() == pytest.approx([0, 5.6762], abs=1e-4)
+    # the line o(m), in percent, from p = 0.003 h + 0.15 m + 0.6 o and h + m + o = 1
+    for row in evidence.line.to_dicts():
+        on_line = (100 * (row["usd_per_mtok"] - 0.003) - 0.147 * row["cache_miss_share_percent"]) / 0.597
+        assert row["output_share_percent"] == pytest.approx(on_line, abs=1e-9)
+    all_hits = evidence.sensitivity.filter(pl.col("input_hit_rate_percent") == 100)
+    below = all_hits.filter(pl.col("usd_per_gpu_hour") < 38.96)["output_share_percent"].max()
+    above = all_hits.filter(pl.col("usd_per_gpu_hour") > 38.96)["output_share_percent"].min()
+    assert below < 1.3977 < above
+
+
+def test_slopes_by_hand(evidence):
+    off_peak = evidence.slopes.filter(pl.col("price_period") == "off-peak")
+    assert dict(off_peak.select("token_kind", "usd_per_gpu_hour_per_point").iter_rows()) == pytest.approx(
+        {"cache miss": 954e3 * 36e-6 * 0.147, "output": 954e3 * 36e-6 * 0.597}
+    )
+
+
+def test_break_even_is_where_revenue_meets_cost(evidence):
+    for row in evidence.margins.to_dicts():
+        ratio = row["total_tok_per_s_per_gpu"] / 954e3
+        assert ratio * row["usd_per_gpu_hour"] == pytest.approx(row["gpu_hour_cost_usd"])
+    all_hits = evidence.margins.filter(pl.col("input_hit_rate_percent") == 100)
+    off_peak = 0.993 * 0.003 + 0.007 * 0.6
+    assert all_hits["usd_per_mtok"].item() == pytest.approx(off_peak * (133 + 2 * 35) / 168)
+    assert evidence.break_even.filter(pl.col("gpu_hour_cost_usd") == 0)["total_tok_per_s_per_gpu"].unique().item() == 0
+
+
+def test_own_prices_and_mix():
+    params = experiment.Params(
+        off_peak_usd_per_mtok=[1.0, 2.0, 4.0], peak_usd_per_mtok=[1.0, 2.0, 4.0], hit_share=0.5, output_share=0.25,
+        tok_per_s_per_gpu=1000.0, revenue_usd_per_gpu_hour=7.2,
+    )  # fmt: skip
+    evidence = experiment.collect(params)
+    assert evidence.mix["usd_per_gpu_hour"].to_list() == pytest.approx([3.6 * 2.0] * 2)
+    assert evidence.weekly["usd_per_gpu_hour"].to_list() == pytest.approx([7.2] * 3)
+    assert evidence.prices["source"].unique().to_list() == ["parameters"]
+    assert evidence.line["source"].unique().to_list() == ["parameters+parameters"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"off_peak_usd_per_mtok": [1.0, 2.0, 4.0]}, "got one of them, allowed: both or none"),
+        ({"hit_share": 0.9, "output_share": 0.2}, "share of cache_miss: got -0.1"),
+        ({"tok_per_s_per_gpu": 1000.0}, "38.96 at tok_per_s_per_gpu 1000: no mix earns it: .* allowed: 0.003 to 0.6"),
+    ],
+)
+def test_parameters_that_do_not_fit_say_why(bad, words):
+    with pytest.raises(ParameterError, match=words):
+        experiment.collect(experiment.Params(**bad))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"off_peak_usd_per_mtok": [1.0]},
+        {"week_of": "19.10.2026"},
+        {"holidays": ["2026-02-30"]},
+        {"input_hit_rates": []},
+        {"shown_utc_offset_h": 15},
+        {"hit_share": 1.1},
+    ],
+)
+def test_bad_parameters_are_refused(bad):
+    with pytest.raises(ValidationError):
+        experiment.Params(**bad)
+
+
+def test_frames_use_the_vocabulary(evidence):
+    for name in vars(evidence):
+        frame = getattr(evidence, name)
+        assert set(frame.columns) <= set(COLUMNS), name
+        assert {"origin", "source"} <= set(frame.columns), name
+
+
+def test_verdicts_do_not_depend_on_the_parameters(evidence):
+    verdicts = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
+    assert verdicts["usd_per_gpu_hour"].verdict == verdicts["output_peak"].verdict == "open"
+    assert verdicts["two_roads_agree"].verdict == verdicts["tokens_are_logical"].verdict == "consistent"
+    assert verdicts["max_output_share_percent"].finding.found == pytest.approx(1.3977, abs=1e-4)
+    assert verdicts["output_from_price"].finding.found == pytest.approx(13_334, abs=1)
+    other = experiment.collect(
+        experiment.Params(tok_per_s_per_gpu=5e5, hit_share=0.5, output_share=0.5, holidays=["2026-10-21"])
+    )
+    assert experiment.CHECKS.judge(other).records() == experiment.CHECKS.judge(evidence).records()
+
+
+def test_charts(evidence):
+    line = check_chart(
+        charts.mixes_of_one_revenue(evidence.line, evidence.mix.head(1), subtitle="GB300"), name="mixes_of_one_revenue"
+    )
+    assert "38.96 USD" in line["title"]["text"]
+    check_chart(
+        charts.revenue_by_output_share(evidence.sensitivity, evidence.points, subtitle="GB300"),
+        name="revenue_by_output_share",
+    )
+    week = check_chart(charts.price_week(evidence.week, subtitle="derived"), name="price_week")
+    assert week["title"]["text"].startswith("35 of the week's 168 hours are peak (20.8%)")
+    at_hand = experiment.at_hand(experiment.Params())
+    check_chart(
+        charts.break_even_throughput(evidence.break_even, at_hand, subtitle="GB300"), name="break_even_throughput"
+    )
+
+
+def test_chart_refuses_a_frame_without_its_columns(evidence):
+    with pytest.raises(DataError, match="price_week: column 'price_period' is missing"):
+        charts.price_week(evidence.week.drop("price_period"), subtitle="")
