@@ -1,0 +1,139 @@
+"""A batch: plan which notebooks run with which values, run them, and say what came out."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rackbook.errors import DataError, RackbookError
+from rackbook.locations import shown
+from rackbook.suite import kernels, outcomes, pool
+from rackbook.suite.notebooks import Notebook
+from rackbook.suite.progress import Progress
+from rackbook.suite.tasks import Task
+
+TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a batch writes.
+
+    Attributes:
+        out: the folder that holds all the others.
+    """
+
+    out: Path
+
+    @property
+    def notebooks(self) -> Path:
+        """Executed notebooks."""
+        return self.out / "notebooks"
+
+    @property
+    def charts(self) -> Path:
+        """One folder per notebook with its charts."""
+        return self.out / "charts"
+
+    @property
+    def report(self) -> Path:
+        """The report's page."""
+        return self.out / "report" / "index.html"
+
+
+def execute(
+    notebooks: Sequence[Notebook],
+    values: dict[str, dict[str, Any]],
+    folders: Folders,
+    *,
+    jobs: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> list[outcomes.Outcome]:
+    """Execute notebooks in parallel and save each, whether it succeeds or fails.
+
+    What an earlier run left of these notebooks goes first, so that nothing old can pass for a result of this run.
+
+    Args:
+        notebooks: which.
+        values: by notebook name, the parameters that are not left on their default.
+        folders: where to.
+        jobs: how many at a time; one per available core if None.
+        timeout_s: longest time of one notebook.
+
+    Returns:
+        The outcomes in the order of ``notebooks``.
+
+    Raises:
+        RackbookError: another run is writing to the same folder, or it cannot be written.
+    """
+    with _locked(folders.out), kernels.scratch_folder() as scratch:
+        ordered = longest_first(notebooks, folders)
+        for notebook in notebooks:
+            (folders.notebooks / f"{notebook.name}.ipynb").unlink(missing_ok=True)
+            shutil.rmtree(folders.charts / notebook.name, ignore_errors=True)
+        folders.report.unlink(missing_ok=True)
+        run = uuid.uuid4().hex[:12]
+        tasks = [
+            Task(
+                notebook=n.name,
+                path=n.path.resolve(),
+                values=values.get(n.name, {}),
+                parameters={p.name: p.default for p in n.parameters} | values.get(n.name, {}),
+                executed=(folders.notebooks / f"{n.name}.ipynb").resolve(),
+                charts=(folders.charts / n.name).resolve(),
+                scratch=Path(scratch) / n.name[:2],
+                timeout_s=timeout_s,
+                run=run,
+            )
+            for n in ordered
+        ]
+        progress = Progress(len(tasks))
+        try:
+            found = pool.run(
+                tasks, jobs or outcomes.available_cores(), Path(scratch),
+                on_start=lambda task: progress.started(task.notebook), on_end=progress.ended,
+            )  # fmt: skip
+        finally:
+            progress.close()
+    by_name = {outcome.notebook: outcome for outcome in found}
+    return [by_name[n.name] for n in notebooks]
+
+
+def longest_first(notebooks: Sequence[Notebook], folders: Folders) -> list[Notebook]:
+    """Order notebooks so that a long one does not start last.
+
+    Durations are those of the last successful run in the same folder. Without one a notebook counts as long, the
+    larger its file (the more it draws) the longer.
+    """
+
+    def expected(notebook: Notebook) -> tuple[float, int]:
+        try:
+            outcome, _ = outcomes.of_executed(folders.notebooks / f"{notebook.name}.ipynb")
+        except DataError:
+            return (float("inf"), notebook.path.stat().st_size)
+        return (outcome.duration_s if outcome.succeeded else float("inf"), 0)
+
+    return sorted(notebooks, key=expected, reverse=True)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("w")
+    except OSError as problem:
+        where = f"{shown(out)}: cannot write here: {problem.strerror}"
+        raise RackbookError(f"{where}; choose another folder with --out") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            message = f"{shown(out)}: another run is writing here; wait for it, or choose another folder with --out"
+            raise RackbookError(message) from None
+        yield

@@ -1,0 +1,52 @@
+"""The kernels of the suite: this very Python, private files, and no network port."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+_LONGEST_SOCKET_PATH = 90  # the system allows about 104 bytes, "/k-ipc-5" and a margin go off
+
+
+def environment(base: dict[str, str] | None = None) -> dict[str, str]:
+    """The variables under which "python3" means the kernel of this environment.
+
+    A kernel of the same name in the user's home or on JUPYTER_PATH would otherwise come first.
+
+    Args:
+        base: the variables to start from; those of this process if None.
+    """
+    found = dict(os.environ if base is None else base)
+    own = str(Path(sys.prefix) / "share" / "jupyter")
+    others = [entry for entry in found.get("JUPYTER_PATH", "").split(os.pathsep) if entry and entry != own]
+    found["JUPYTER_PATH"] = os.pathsep.join([own, *others])
+    found["JUPYTER_PREFER_ENV_PATH"] = "1"
+    return found
+
+
+def private_environment(scratch: Path) -> dict[str, str]:
+    """The variables of one job's kernel: its own history, profile, runtime and temporary files, all under ``scratch``.
+
+    Creates the folders.
+    """
+    folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "TMPDIR": "tmp"}
+    for name in folders.values():
+        (scratch / name).mkdir(parents=True, exist_ok=True)
+    return environment() | {variable: str(scratch / name) for variable, name in folders.items()}
+
+
+def connection(scratch: Path) -> dict[str, str]:
+    """Where one kernel listens: Unix sockets in ``scratch``; loopback ports if the path is too long for a socket."""
+    if len(os.fsencode(scratch / "k-ipc-5")) > _LONGEST_SOCKET_PATH:
+        return {"transport": "tcp", "connection_file": str(scratch / "k.json")}
+    return {"transport": "ipc", "connection_file": str(scratch / "k.json")}
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder whose path is short enough for sockets where that is possible."""
+    default = Path(tempfile.gettempdir())
+    short = Path("/tmp")  # noqa: S108 - the folder made in it is private
+    base = short if len(str(default)) > 40 and short.is_dir() and os.access(short, os.W_OK) else default
+    return tempfile.TemporaryDirectory(prefix="rb-", dir=base, ignore_cleanup_errors=True)

@@ -1,0 +1,118 @@
+"""What became of one notebook in a run; kept in the executed notebook itself, so that a report needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rackbook.errors import DataError
+from rackbook.locations import NOTEBOOKS, shown
+from rackbook.suite.notebooks import load_json
+
+KEY = "rackbook"
+"""Key in the notebook's metadata."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of executing one notebook.
+
+    Attributes:
+        notebook: its name.
+        succeeded: every cell ran, the last one shows verdicts, and the charts are written.
+        reason: why it failed; empty if it did not.
+        failed_cell: which code cell failed, counted from 1 in the notebook as committed plus papermill's injected
+            cell; None if it succeeded or no cell is to blame.
+        parameters: all values it ran with.
+        given: names of the parameters that were not left on their default.
+        duration_s: from kernel start to the last chart written, monotonic clock.
+        finished_at: date and time, UTC, ISO 8601.
+        machine: cores, system and Python version; no name of a host or person.
+        run: id shared by the notebooks of one batch.
+    """
+
+    notebook: str
+    succeeded: bool
+    reason: str
+    failed_cell: int | None
+    parameters: dict[str, Any]
+    given: tuple[str, ...]
+    duration_s: float
+    run: str
+    finished_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    machine: dict[str, Any] = field(default_factory=lambda: machine())
+
+    def metadata(self) -> dict[str, Any]:
+        """As plain values for the notebook's metadata."""
+        return asdict(self) | {"given": list(self.given)}
+
+
+def available_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+    """What the notebooks run on, without the name of a host or person."""
+    return {
+        "cores": available_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def of_executed(path: Path) -> tuple[Outcome, dict[str, Any]]:
+    """Read an executed notebook back.
+
+    Returns:
+        Its outcome, and the whole notebook.
+
+    Raises:
+        DataError: half written, or not executed by this suite.
+    """
+    content = load_json(path)
+    record = content.get("metadata", {}).get(KEY)
+    if not isinstance(record, dict) or record.keys() != {f.name for f in fields(Outcome)}:
+        raise DataError(f"{shown(path)}: not a notebook that `rackbook run` executed")
+    outcome = Outcome(**(record | {"given": tuple(record["given"])}))
+    if outcome.notebook != path.stem:
+        raise DataError(f"{shown(path)}: holds the results of {outcome.notebook}; was it renamed?")
+    return outcome, content
+
+
+def write(content: dict[str, Any], path: Path, outcome: Outcome | None = None) -> None:
+    """Write a notebook file in one step: a reader sees the old file or the new one, never half of it.
+
+    Args:
+        content: the notebook, in place extended by the outcome.
+        path: the file.
+        outcome: what became of it; None to leave the metadata as they are.
+    """
+    if outcome is not None:
+        content["metadata"][KEY] = outcome.metadata()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+    partial.replace(path)
+
+
+def without_colour(text: str) -> str:
+    """A traceback without the terminal's colour codes."""
+    return _ANSI.sub("", text)
+
+
+def hidden_paths(text: str) -> str:
+    """A text without the folders above the project and the user's home, which tell a name."""
+    for folder, word in ((NOTEBOOKS.parent, ""), (Path(sys.prefix), "(environment)"), (Path.home(), "~")):
+        if folder != Path(folder.anchor):
+            text = text.replace(f"{folder}/", f"{word}/" if word else "").replace(str(folder), word or ".")
+    return text

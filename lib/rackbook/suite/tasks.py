@@ -1,0 +1,34 @@
+"""What a worker process is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One notebook to execute.
+
+    Attributes:
+        notebook: its name.
+        path: the file, left as it is.
+        values: parameters to inject; the others keep their defaults.
+        parameters: all parameters with their values.
+        executed: where the executed notebook goes.
+        charts: folder for its charts; None to write none.
+        scratch: private folder, its path short.
+        timeout_s: longest time for all cells together.
+        run: id of the batch.
+    """
+
+    notebook: str
+    path: Path
+    values: dict[str, Any]
+    parameters: dict[str, Any]
+    executed: Path
+    charts: Path | None
+    scratch: Path
+    timeout_s: float
+    run: str

@@ -1,0 +1,139 @@
+"""Parameters from the command line: typed by their declaration, checked before anything runs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_notebooks import notebook, register_experiment
+
+from rackbook.errors import ParameterError
+from rackbook.suite.notebooks import Kind, read
+from rackbook.suite.parameters import assign, parse
+
+
+@pytest.fixture
+def one(tmp_path, monkeypatch):
+    register_experiment(monkeypatch, "alpha")
+    return read(notebook(tmp_path, "01_alpha"))
+
+
+@pytest.fixture
+def other(tmp_path, monkeypatch):
+    register_experiment(monkeypatch, "beta")
+    parameters = "seed: int = 1  # [-] seed\nfast: bool = True  # [-] switch\n"
+    return read(notebook(tmp_path, "02_beta", parameters=parameters))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("0012", "str", "0012"),
+        ("12345e7", "str", "12345e7"),
+        ("false", "str", "false"),
+        ("no", "str", "no"),
+        ("", "str", ""),
+        ("0012", "int", 12),
+        ("-3", "int", -3),
+        ("1_048_576", "int", 1048576),
+        ("64", "float", 64.0),
+        ("1e-3", "float", 0.001),
+        ("false", "bool", False),
+        ("true", "bool", True),
+    ],
+)
+def test_the_declaration_decides_the_type(text, kind, value):
+    parsed = parse(text, Kind(kind))
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("32,64", Kind("int", is_list=True), [32, 64]),
+        ("[32, 64]", Kind("int", is_list=True), [32, 64]),
+        ("", Kind("int", is_list=True), []),
+        ("0012,b", Kind("str", is_list=True), ["0012", "b"]),
+        ('["a,b"]', Kind("str", is_list=True), ["a,b"]),
+        ("1,2.5", Kind("float", is_list=True), [1.0, 2.5]),
+        ("[1, 2]", Kind("float", is_list=True), [1.0, 2.0]),
+        ("none", Kind("float", optional=True), None),
+        ("none", Kind("str", optional=True), None),
+        ("none", Kind("str"), "none"),
+        ("none", Kind("int", is_list=True, optional=True), None),
+    ],
+)
+def test_lists_and_missing_values(text, kind, value):
+    parsed = parse(text, kind)
+    assert parsed == value
+    if isinstance(value, list):
+        assert [type(item) for item in parsed] == [type(item) for item in value]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("1.0", Kind("int")), ("1e3", Kind("int")), ("", Kind("int")), ("none", Kind("int")), ("true", Kind("int")),
+        ("nan", Kind("float")), ("inf", Kind("float")), ("1,5", Kind("float")),
+        ("True", Kind("bool")), ("1", Kind("bool")), ("no", Kind("bool")),
+        ("[1, true]", Kind("int", is_list=True)), ("[1.5]", Kind("int", is_list=True)),
+        ("[1,", Kind("int", is_list=True)), ("1,,2", Kind("int", is_list=True)),
+        ("[NaN]", Kind("float", is_list=True)), ('["1"]', Kind("int", is_list=True)),
+    ],
+)  # fmt: skip
+def test_what_is_not_of_the_type_is_refused(text, kind):
+    with pytest.raises(ValueError, match=r"number|true or false|JSON list"):
+        parse(text, kind)
+
+
+@given(st.lists(st.integers()))
+def test_a_list_of_numbers_comes_back(values):
+    assert parse(",".join(map(str, values)), Kind("int", is_list=True)) == values
+
+
+@given(st.text())
+def test_a_text_stays_the_text(text):
+    assert parse(text, Kind("str")) == text
+
+
+def test_values_are_plain_and_only_those_given(one):
+    found = assign([("seed", "7"), ("sizes", "4,8"), ("limit", "none")], [one])
+    assert found.values == {"01_alpha": {"seed": 7, "sizes": [4, 8], "limit": None}}
+    assert found.notices == ()
+    assert assign([], [one]).values == {"01_alpha": {}}
+
+
+def test_a_path_is_taken_from_the_callers_folder(one, tmp_path):
+    found = assign([("points_path", "runs/a.csv")], [one], folder=tmp_path)
+    assert found.values["01_alpha"]["points_path"] == str(tmp_path / "runs" / "a.csv")
+    assert assign([("points_path", "")], [one], folder=tmp_path).values["01_alpha"]["points_path"] == ""
+    assert assign([("label", "runs/a.csv")], [one], folder=tmp_path).values["01_alpha"]["label"] == "runs/a.csv"
+
+
+def test_a_parameter_goes_to_the_notebooks_that_have_it_and_the_others_are_named(one, other):
+    found = assign([("seed", "3"), ("rate", "0.25")], [one, other])
+    assert found.values == {"01_alpha": {"seed": 3, "rate": 0.25}, "02_beta": {"seed": 3}}
+    assert found.notices == ("rate is no parameter of 02_beta: run without it",)
+
+
+def test_a_parameter_that_no_notebook_has_is_an_error(one, other):
+    with pytest.raises(ParameterError, match=r"unknown parameter of 01_alpha: got 'sizs', allowed: fast.*mean 'sizes'"):
+        assign([("sizs", "1")], [one])
+    with pytest.raises(ParameterError, match="unknown parameter of the 2 selected notebooks: got 'nothing'"):
+        assign([("nothing", "1")], [one, other])
+
+
+def test_the_same_parameter_twice_is_an_error(one):
+    with pytest.raises(ParameterError, match="seed is given twice: '1' and '2'"):
+        assign([("seed", "1"), ("seed", "2")], [one])
+
+
+def test_a_wrong_type_names_notebook_parameter_unit_got_and_allowed(one):
+    message = r"^01_alpha, parameter rate \[req/s\]: got 'often', allowed: a number like 0.95"
+    with pytest.raises(ParameterError, match=message):
+        assign([("rate", "often")], [one])
+
+
+def test_a_value_out_of_range_is_refused_by_the_experiment(one):
+    message = r"^01_alpha, parameter rate \[req/s\]: got 2.0, allowed: less than or equal to 1"
+    with pytest.raises(ParameterError, match=message):
+        assign([("rate", "2")], [one])
