@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import stats
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
@@ -216,6 +215,8 @@ def step_slopes(steps: pl.DataFrame, params: Params) -> pl.DataFrame:
         context_high_tokens, step_ms (median), slope_us_per_1k_tokens with its interval slope_low_us_per_1k_tokens
         and slope_high_us_per_1k_tokens.
     """
+    from scipy import stats  # costs as much to import as all else here, and only recorded steps need it
+
     rows = []
     for (batch,), group in steps.sort("num_decode_requests", "step").group_by(
         "num_decode_requests", maintain_order=True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from rackbook.errors import DataError
 
@@ -69,7 +69,7 @@ class Line:
     def _t(self, confidence: float) -> float:
         if self.degrees_of_freedom < 1:
             return float("nan")
-        return float(stats.t.ppf(0.5 + confidence / 2, self.degrees_of_freedom))
+        return float(special.stdtrit(self.degrees_of_freedom, 0.5 + confidence / 2))
 
     def _residual_deviation(self) -> float:
         return float(np.sqrt(np.sum(self.residuals**2) / max(self.degrees_of_freedom, 1)))
@@ -96,5 +96,6 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         raise DataError("a line needs finite values, got NaN or infinity")
     if np.unique(xs).size < 2:
         raise DataError(f"a line needs at least two different x values, got {np.unique(xs).tolist()}")
-    fit = stats.linregress(xs, ys)
-    return Line(float(fit.intercept), float(fit.slope), xs, ys)
+    centred = xs - xs.mean()
+    slope = float(np.sum(centred * (ys - ys.mean())) / np.sum(centred**2))
+    return Line(float(ys.mean()) - slope * float(xs.mean()), slope, xs, ys)
