@@ -1,0 +1,88 @@
+"""Chart of two engines' throughput ratio over the batch size."""
+
+from __future__ import annotations
+
+import math
+
+import altair as alt
+import polars as pl
+
+from rackbook.charts import theme
+from rackbook.tables import require
+
+
+def throughput_ratio_by_batch(
+    envelope: pl.DataFrame, curve: pl.DataFrame, *, subtitle: str | list[str]
+) -> alt.LayerChart:
+    """The envelope of a throughput ratio over the batch size, with a measured curve if there is one.
+
+    The envelope is a band, not a curve: the claim prints no point.
+
+    Args:
+        envelope: min_batch_size, max_batch_size, throughput_ratio_low, throughput_ratio_high, reading, origin, source;
+            the first row is drawn.
+        curve: batch_size, throughput_ratio, throughput_difference_percent, origin, source; may be empty.
+        subtitle: hardware, model and sample.
+    """
+    band_columns = ("min_batch_size", "max_batch_size", "throughput_ratio_low", "throughput_ratio_high", "reading")
+    require(envelope, (*band_columns, "origin", "source"), "throughput_ratio_by_batch envelope")
+    names = ("batch_size", "throughput_ratio", "throughput_difference_percent", "origin", "source")
+    require(curve, names, "throughput_ratio_by_batch curve")
+    band = envelope.head(1).with_columns(
+        pl.col("min_batch_size").alias("batch_size"), pl.lit(1.0).alias("throughput_ratio")
+    )
+    row = band.row(0, named=True)
+    low, high = row["throughput_ratio_low"], row["throughput_ratio_high"]
+    sizes = [row["min_batch_size"], row["max_batch_size"], *curve["batch_size"]]
+    first, last = (math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes))))
+    ratios = [low, high, *curve["throughput_ratio"]]
+    x = theme.x(
+        "batch_size",
+        scale=alt.Scale(type="log", base=2, domain=[2**first / 1.2, 2**last * 1.2], nice=False),
+        axis=alt.Axis(values=[2**n for n in range(first, last + 1)], format="d"),
+    )
+    y = theme.y("throughput_ratio", scale=alt.Scale(domain=[min(ratios) - 0.03, max(ratios) + 0.03], zero=False))
+    area = (
+        alt.Chart(band)
+        .mark_rect(color=theme.BLUE, opacity=0.18)
+        .encode(
+            x=x,
+            x2="max_batch_size:Q",
+            y="throughput_ratio_low:Q",
+            y2="throughput_ratio_high:Q",
+            tooltip=theme.tooltip(*band_columns),
+        )
+    )
+    parity = alt.Chart(band).mark_rule(color=theme.INK, strokeDash=[2, 2]).encode(y=y)
+    words = (
+        alt.Chart(band)
+        .transform_calculate(
+            label="format(datum.throughput_ratio_low, '.2f') + ' to ' + format(datum.throughput_ratio_high, '.2f')"
+            " + ', ' + datum.origin + '; no point is printed'"
+        )
+        .mark_text(align="left", baseline="top", dx=8, dy=8, color=theme.BLUE)
+        .encode(x=x, y="throughput_ratio_high:Q", text="label:N")
+    )
+    layers = [area, parity, words]
+    finding = f"Envelope: {_percent(low)} to {_percent(high)} at batch {sizes[0]} to {sizes[1]}"
+    if curve.height:
+        layers.append(_measured(curve, x, y))
+        claimed = curve.filter(pl.col("batch_size").is_between(sizes[0], sizes[1]))
+        if claimed.height:
+            worst = claimed.sort(pl.col("throughput_difference_percent").abs(), maintain_order=True).row(-1, named=True)
+            finding += f"; measured: at worst {_percent(worst['throughput_ratio'])}, at batch {worst['batch_size']}"
+    return alt.layer(*layers).properties(name="throughput_ratio_by_batch", title=theme.headline(finding, subtitle))
+
+
+def _measured(curve: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:
+    base = alt.Chart(curve).encode(x=x, y=y)
+    line = base.mark_line(color=theme.VERMILLION, strokeWidth=1, opacity=0.6)
+    dots = base.mark_point(color=theme.VERMILLION, filled=True, size=80, opacity=1).encode(
+        shape=theme.origin_shape(curve["origin"].unique().to_list()),
+        tooltip=theme.tooltip("batch_size", "throughput_ratio", "throughput_difference_percent"),
+    )
+    return line + dots
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.2g} %".replace("-", "−")
