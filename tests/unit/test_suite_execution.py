@@ -1,5 +1,6 @@
 """A batch of small notebooks that succeed and fail in every way seen before; each test looks at one of them."""
 
+import base64
 import json
 import os
 import time
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 from small_notebooks import notebook, show_chart, show_verdicts, spec
 
+from rackbook import pictures
 from rackbook.suite import batch, execution, outcomes
-from rackbook.suite.artefacts import verdicts
+from rackbook.suite.artefacts import charts, verdicts
 from rackbook.suite.notebooks import discover, load_json, source
 from rackbook.suite.tasks import Task
 
@@ -208,11 +210,22 @@ def test_a_kernel_that_never_starts_is_a_failure_with_the_reason(tmp_path, monke
     assert not any(c.get("outputs") for c in load_json(tmp_path / "executed" / path.name)["cells"])
 
 
-def test_a_chart_without_a_picture_is_a_failure(tmp_path):
+def test_a_chart_that_the_kernel_left_without_a_picture_gets_one(tmp_path):
     path = notebook(tmp_path, "01_bare", show_chart(spec(), picture=False), show_verdicts())
     task = one_task(path, tmp_path)
     outcome = execution.execute(Task(**{**task.__dict__, "charts": tmp_path / "charts"}))
-    assert "chart dots has no picture" in outcome.reason
+    assert outcome.succeeded, outcome.reason
+    (chart,) = charts(load_json(tmp_path / "executed" / path.name))
+    assert base64.b64decode(chart.png) == (tmp_path / "charts" / "dots.png").read_bytes()
+    assert chart.png == pictures.png(spec())
+
+
+def test_a_chart_that_cannot_be_drawn_is_a_failure_of_its_cell(tmp_path):
+    broken = spec() | {"mark": "no such mark"}
+    path = notebook(tmp_path, "01_broken", show_chart(broken, picture=False), show_verdicts())
+    outcome = execution.execute(one_task(path, tmp_path))
+    assert "chart dots cannot be drawn" in outcome.reason
+    assert outcome.failed_cell == 2
 
 
 def test_no_process_of_the_batch_is_left(results):

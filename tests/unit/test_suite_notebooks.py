@@ -53,9 +53,7 @@ def test_a_selection_keeps_the_suites_order_and_counts_each_once(folder):
     assert len(select([], discover(folder))) == 3
 
 
-@pytest.mark.parametrize(
-    ("given", "close"), [("06_expert_balanse", "06_expert_balance"), ("parity", "decode_parity")]
-)
+@pytest.mark.parametrize(("given", "close"), [("06_expert_balanse", "06_expert_balance"), ("parity", "decode_parity")])
 def test_an_unknown_notebook_names_the_closest(folder, given, close):
     with pytest.raises(DataError, match=rf"unknown notebook: got '{given}', allowed: 02_.*Did you mean '{close}'"):
         select([given], discover(folder))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rackbook import pictures
 from rackbook.errors import DataError
+from rackbook.pictures import VEGALITE_MIME
 
-VEGALITE_MIME = "application/vnd.vegalite.v5+json"  # as in rackbook.charts.rendering, whose import takes a second
 VERDICTS_MIME = "application/vnd.rackbook.verdicts+json"  # as in rackbook.claims, whose import takes half a second
 
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
@@ -89,11 +90,26 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, Any]] | None:
     return None
 
 
+def add_pictures(content: dict[str, Any]) -> None:
+    """Draw the charts whose kernel left the picture to us, in place.
+
+    Raises:
+        ChartError: a chart that cannot be drawn.
+    """
+    for index, data in outputs(content):
+        if VEGALITE_MIME in data and "image/png" not in data:
+            try:
+                data["image/png"] = pictures.png(data[VEGALITE_MIME])
+            except ValueError as problem:
+                name = data[VEGALITE_MIME].get("name", "without name")
+                raise ChartError(index, f"chart {name} cannot be drawn: {problem}") from None
+
+
 def write_charts(content: dict[str, Any], folder: Path) -> list[Path]:
     """Write a notebook's charts; what an earlier run left in the folder goes.
 
     Args:
-        content: the executed notebook.
+        content: the executed notebook, with its pictures.
         folder: that of this notebook alone.
 
     Returns:
@@ -106,19 +122,14 @@ def write_charts(content: dict[str, Any], folder: Path) -> list[Path]:
     found = charts(content)
     if not found:
         return []
-    import vl_convert
-
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for chart in found:
-        text = json.dumps(chart.spec, ensure_ascii=False)
         try:
-            svg = vl_convert.vegalite_to_svg(text)
+            svg = pictures.svg(chart.spec)
         except ValueError as problem:
             raise ChartError(chart.cell, f"chart {chart.name} cannot be drawn: {problem}") from None
-        if not chart.png:
-            raise ChartError(chart.cell, f"chart {chart.name} has no picture; call charts.enable() first")
         (partial / f"{chart.name}.vl.json").write_text(
             json.dumps(chart.spec, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8"
         )

@@ -83,13 +83,14 @@ def execute(task: Task, on_kernel: Callable[[int], None] = lambda _group: None) 
         content = nbformat.read(task.path, as_version=4)
         without_outputs(content)
         reason = str(problem)
-    if task.charts is not None:
-        try:
+    try:
+        artefacts.add_pictures(content)
+        if task.charts is not None:
             artefacts.write_charts(content, task.charts)
-        except artefacts.ChartError as problem:
-            if not reason:
-                reason, index = str(problem), problem.cell
-                content, index = _with_failed_cell(content, index, "ChartError", reason, saved)
+    except artefacts.ChartError as problem:
+        if not reason:
+            reason, index = str(problem), problem.cell
+            content, index = _with_failed_cell(content, index, "ChartError", reason, saved)
     outcome = outcomes.Outcome(
         notebook=task.notebook,
         succeeded=not reason,

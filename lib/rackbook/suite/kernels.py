@@ -7,6 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rackbook import pictures
+
 _LONGEST_SOCKET_PATH = 90  # the system allows about 104 bytes, "/k-ipc-5" and a margin go off
 
 
@@ -29,12 +31,13 @@ def environment(base: dict[str, str] | None = None) -> dict[str, str]:
 def private_environment(scratch: Path) -> dict[str, str]:
     """The variables of one job's kernel: its own history, profile, runtime and temporary files, all under ``scratch``.
 
-    Creates the folders.
+    Creates the folders. The kernel draws no pictures: :func:`rackbook.suite.artefacts.add_pictures` does.
     """
     folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "TMPDIR": "tmp"}
     for name in folders.values():
         (scratch / name).mkdir(parents=True, exist_ok=True)
-    return environment() | {variable: str(scratch / name) for variable, name in folders.items()}
+    private = {variable: str(scratch / name) for variable, name in folders.items()}
+    return environment() | private | {pictures.LATER: "1"}
 
 
 def connection(scratch: Path) -> dict[str, str]:
