@@ -6,7 +6,7 @@ import altair as alt
 import polars as pl
 
 from rackbook.charts import theme
-from rackbook.tables import require, title
+from rackbook.tables import ORIGINS, require, title
 
 _VERDICTS = ["reproduced", "consistent", "inconsistent", "refuted", "open"]
 
@@ -37,7 +37,9 @@ def verdicts_by_notebook(counts: pl.DataFrame) -> alt.LayerChart:
         ],
     )
     numbers = base.mark_text(color="white", fontSize=10, align="right", dx=-3).encode(
-        x=alt.X("num_claims:Q", stack="zero"), detail="verdict:N", text="num_claims:Q"
+        x=alt.X("num_claims:Q", stack="zero"),
+        detail="verdict:N",
+        text=alt.condition("datum.num_claims > 1", "num_claims:Q", alt.value("")),
     )
     return (bars + numbers).properties(
         name="verdicts_by_notebook",
@@ -45,7 +47,7 @@ def verdicts_by_notebook(counts: pl.DataFrame) -> alt.LayerChart:
         height=alt.Step(22),
         title=theme.headline(
             f"{total - is_open} of {total} claims have a verdict, {is_open} are open",
-            "Each claim judged here, on a machine without a GPU; open claims need hardware or data that is missing",
+            "Published claims, judged here without a GPU; open claims need hardware or data that is missing",
         ),
     )
 
@@ -57,8 +59,8 @@ def found_against_claimed(ratios: pl.DataFrame) -> alt.LayerChart:
         ratios: claim, statement, notebook, verdict, basis, value, found, unit, difference_percent.
     """
     require(ratios, ("notebook", "verdict", "value", "found", "unit", "difference_percent"), "found_against_claimed")
-    shapes = {"derived": "diamond", "modelled": "stroke", "simulated": "triangle-up", "measured": "square"}
-    present = [basis for basis in shapes if basis in ratios["basis"].unique().to_list()]
+    settled = [v for v in _VERDICTS if v in ratios["verdict"].unique().to_list()]
+    present = [origin for origin in ORIGINS if origin in ratios["basis"].unique().to_list()]
     zero = (
         alt.Chart(pl.DataFrame({"difference_percent": [0.0]}))
         .mark_rule(color=theme.MUTED)
@@ -75,9 +77,11 @@ def found_against_claimed(ratios: pl.DataFrame) -> alt.LayerChart:
                 axis=alt.Axis(values=[-100, -30, -10, -3, -1, 0, 1, 3, 10, 30, 100, 300], format="+d"),
             ),
             y=alt.Y("notebook:N", title=title("notebook"), sort="ascending"),
-            color=theme.entity_color("verdict", [v for v in _VERDICTS if v in ratios["verdict"].unique().to_list()]),
+            color=theme.entity_color("verdict", settled),
             shape=alt.Shape(
-                "basis:N", title=title("basis"), scale=alt.Scale(domain=present, range=[shapes[b] for b in present])
+                "basis:N",
+                title=title("basis"),
+                scale=alt.Scale(domain=present, range=[theme.ORIGIN_SHAPES[o] for o in present]),
             ),
             tooltip=[
                 alt.Tooltip("statement:N", title=title("statement")),
@@ -97,6 +101,6 @@ def found_against_claimed(ratios: pl.DataFrame) -> alt.LayerChart:
         height=alt.Step(22),
         title=theme.headline(
             f"{within} of {ratios.height} settled numbers lie within their tolerance",
-            "Found here minus claimed, relative to the claim; each against its own tolerance",
+            "Found here minus the published claim, relative to the claim; each against its own tolerance",
         ),
     )

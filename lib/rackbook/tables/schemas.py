@@ -274,10 +274,28 @@ _PUBLISHED = (
 
 _EVIDENCE = (
     Schema(
+        name="uniform_balance",
+        grain="the mean balancedness of one part of the model under uniform routing, at one setting",
+        coordinates=(
+            "part", "num_ranks", "requests_per_rank", "tokens_per_request", "num_experts", "top_k",
+        ),
+        values=("balancedness_per_layer_step", "balancedness_low", "balancedness_high", "num_draws"),
+        optional=("balancedness_low", "balancedness_high", "num_draws"),
+        origins=("modelled", "simulated"),
+    ),
+    Schema(
         name="context_growth",
         grain="the growth of the step between two context lengths of one sweep",
         coordinates=("hardware", "model", "from_context_tokens", "to_context_tokens"),
         values=("context_ratio", "step_increase_ms", "step_increase_percent"),
+    ),
+    Schema(
+        name="engine_pairs",
+        grain="a forward pass by itself and the engine's step of the same batch, at one setting",
+        coordinates=("setting", "hardware", "model"),
+        values=("forward_ms", "engine_ms", "cpu_ms"),
+        optional=("hardware", "model", "cpu_ms"),
+        origins=("measured",),
     ),
     Schema(
         name="engine_steps",
@@ -288,6 +306,22 @@ _EVIDENCE = (
         ),
         values=("step_ms",),
         optional=("mean_context_tokens",),
+    ),
+    Schema(
+        name="kernel_profiles",
+        grain="one kernel profile of one rank",
+        coordinates=("hardware", "model", "stage", "rank", "profile_format"),
+        values=("num_forwards", "num_kernels", "kernel_sum_us", "busy_us", "span_us", "pre_forward_us"),
+        optional=("stage", "rank", "busy_us", "span_us", "pre_forward_us"),
+        origins=("measured",),
+    ),
+    Schema(
+        name="kernel_times",
+        grain="the time of one kernel per forward pass on one rank",
+        coordinates=("hardware", "model", "stage", "rank", "kernel"),
+        values=("kernel_us", "calls_per_forward"),
+        optional=("stage", "rank"),
+        origins=("measured",),
     ),
 )
 

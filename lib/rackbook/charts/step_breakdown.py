@@ -1,0 +1,281 @@
+"""Charts of the parts of a decode step."""
+
+from __future__ import annotations
+
+import altair as alt
+import polars as pl
+
+from rackbook.charts import theme
+from rackbook.tables import require, title
+
+_PARTS = ("moe", "attention_indexer", "rest", "unassigned")
+
+
+def step_shares(shares: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """The parts of the step as one bar per run.
+
+    Args:
+        shares: run, component (a published part or ``unassigned``), step_share_percent. The title speaks of the first
+            run's largest part.
+        subtitle: hardware, model and sample.
+    """
+    require(shares, ("run", "component", "step_share_percent", "origin", "source"), "step_shares")
+    runs = shares["run"].unique(maintain_order=True).to_list()
+    parts = [part for part in _PARTS if part in shares["component"].unique().to_list()]
+    ordered = _in_order(shares, "component", parts).with_columns(
+        (pl.col("step_share_percent").cum_sum().over("run") - pl.col("step_share_percent") / 2).alias("middle_percent")
+    )
+    y = alt.Y("run:N", title=title("run"), sort=runs)
+    bars = (
+        alt.Chart(ordered)
+        .mark_bar(opacity=0.85)
+        .encode(
+            x=theme.x("step_share_percent", stack="zero", scale=alt.Scale(domain=[0, 100])),
+            y=y,
+            color=theme.entity_color("component", parts),
+            order="drawing_order:O",
+            tooltip=theme.tooltip("run", "component", "step_share_percent"),
+        )
+    )
+    # a sliver has no room for its mark and number; its tooltip and the table have them
+    wide = alt.Chart(ordered.filter(pl.col("step_share_percent") >= 4))
+    dots = wide.mark_point(filled=True, color=theme.INK, size=50, opacity=1, yOffset=-8).encode(
+        x="middle_percent:Q", y=y, shape=theme.origin_shape(shares["origin"].unique().to_list())
+    )
+    numbers = wide.mark_text(color=theme.INK, dy=9).encode(
+        x="middle_percent:Q", y=y, text=alt.Text("step_share_percent:Q", format=".3~g")
+    )
+    largest = shares.filter(pl.col("run") == runs[0]).sort("step_share_percent", maintain_order=True)
+    part, share = largest.select("component", "step_share_percent").row(-1)
+    return (bars + dots + numbers).properties(
+        name="step_shares",
+        height=alt.Step(52),
+        title=theme.headline(f"{_words(part)} takes {share:.3g} % of the step ({runs[0]})", subtitle),
+    )
+
+
+def step_speedup_by_part(speedups: pl.DataFrame, limits: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """What the whole step gains over the speed-up of one part, the others unchanged.
+
+    Args:
+        speedups: component, part_speedup, step_speedup: the curves.
+        limits: component, part_speedup, step_speedup, step_speedup_limit: the points to mark. The title speaks of the
+            first.
+        subtitle: hardware, model and sample.
+    """
+    require(
+        speedups, ("component", "part_speedup", "step_speedup", "origin", "source"), "step_speedup_by_part speedups"
+    )
+    require(
+        limits,
+        ("component", "part_speedup", "step_speedup", "step_speedup_limit", "origin", "source"),
+        "step_speedup_by_part limits",
+    )
+    parts = limits["component"].to_list()
+    x = theme.x(
+        "part_speedup", scale=alt.Scale(type="log", base=2, nice=False), axis=alt.Axis(format="~g", tickCount=6)
+    )
+    y = theme.y("step_speedup", scale=alt.Scale(zero=False))
+    color = theme.entity_color("component", parts)
+    lines = (
+        alt.Chart(speedups)
+        .mark_line()
+        .encode(
+            x=x,
+            y=y,
+            color=color,
+            strokeDash=theme.origin_dash(speedups["origin"].unique().to_list()),
+            tooltip=theme.tooltip("component", "part_speedup", "step_speedup"),
+        )
+    )
+    marks = (
+        alt.Chart(limits)
+        .mark_point(filled=False, size=300, strokeWidth=4, opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            color=color,
+            shape=theme.origin_shape(limits["origin"].unique().to_list()),
+            tooltip=theme.tooltip("component", "part_speedup", "step_speedup", "step_speedup_limit"),
+        )
+    )
+    labels = (
+        alt.Chart(limits)
+        .mark_text(dx=-10, dy=-8, align="right", color=theme.INK)
+        .encode(x=x, y=y, text=alt.Text("step_speedup:Q", format=".3f"))
+    )
+    part, factor, step, limit = limits.select("component", "part_speedup", "step_speedup", "step_speedup_limit").row(0)
+    return (lines + marks + labels).properties(
+        name="step_speedup_by_part",
+        title=theme.headline(
+            f"{_words(part)} {factor:.3g}× as fast makes the step {step:.3g}× as fast, never more than {limit:.3g}×",
+            subtitle,
+        ),
+    )
+
+
+def moe_share_by_ep_size(
+    curve: pl.DataFrame, points: pl.DataFrame, printed: pl.DataFrame, *, implied_ep_size: float, subtitle: str
+) -> alt.LayerChart:
+    """MoE's share of MoE and everything else over the expert-parallel size, beside the share that is printed.
+
+    Args:
+        curve: ep_size, step_share_percent.
+        points: the same at the sizes with printed times.
+        printed: component, step_share_percent, missing_reason: table ``step_breakdown``; its size is not printed, so
+            it is a level.
+        implied_ep_size: size at which the curve meets the printed share.
+        subtitle: hardware, model and sample.
+    """
+    for frame, name in ((curve, "curve"), (points, "points")):
+        require(frame, ("ep_size", "step_share_percent", "origin", "source"), f"moe_share_by_ep_size {name}")
+    require(
+        printed,
+        ("component", "step_share_percent", "missing_reason", "origin", "source"),
+        "moe_share_by_ep_size printed",
+    )
+    moe = printed.filter(pl.col("component") == "moe")
+    x = theme.x("ep_size", scale=alt.Scale(type="log", base=2, nice=False), axis=alt.Axis(values=[2, 4, 8, 16, 32, 64]))
+    y = theme.y("step_share_percent", scale=alt.Scale(domainMin=0, domainMax=80))
+    origins = [*moe["origin"], *curve["origin"].unique()]
+    dash, color = theme.origin_dash(origins), alt.value(theme.BLUE)
+    line = (
+        alt.Chart(curve)
+        .mark_line()
+        .encode(
+            x=x, y=y, strokeDash=dash, color=color, tooltip=theme.tooltip("ep_size", "step_share_percent", "formula")
+        )
+    )
+    level = (
+        alt.Chart(moe)
+        .mark_rule(strokeWidth=2)
+        .encode(
+            y=y,
+            strokeDash=dash,
+            color=color,
+            tooltip=theme.tooltip("component", "step_share_percent", "missing_reason"),
+        )
+    )
+    share = moe["step_share_percent"].item()
+    written = (
+        alt.Chart(moe)
+        .mark_text(dx=-4, dy=-9, align="right", color=theme.INK, text=f"{share:g} % printed, for a size that is not")
+        .encode(x=alt.value("width"), y=y)
+    )
+    dots = (
+        alt.Chart(points)
+        .mark_point(filled=True, size=90, opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            color=color,
+            shape=theme.origin_shape(points["origin"].unique().to_list()),
+            tooltip=theme.tooltip("ep_size", "step_share_percent", "formula"),
+        )
+    )
+    labels = (
+        alt.Chart(points)
+        .mark_text(dx=7, dy=-9, align="left", color=theme.INK)
+        .encode(x=x, y=y, text=alt.Text("step_share_percent:Q", format=".1f"))
+    )
+    smallest = points["ep_size"].min()
+    return (line + level + written + dots + labels).properties(
+        name="moe_share_by_ep_size",
+        title=theme.headline(
+            f"The printed times would make {share:g} % at {implied_ep_size:.1f} GPUs"
+            f"{', fewer than any printed size' if implied_ep_size < smallest else ''}",
+            subtitle,
+        ),
+    )
+
+
+def component_times(components: pl.DataFrame, *, subtitle: str) -> alt.FacetChart:
+    """The time of each component of a profile, one panel per run, coloured by the published part it counts to.
+
+    Args:
+        components: run, component, part_of_step, kernel_us, step_share_percent, num_kernels.
+        subtitle: hardware, model and sample.
+    """
+    require(
+        components,
+        ("run", "component", "part_of_step", "kernel_us", "step_share_percent", "num_kernels", "origin", "source"),
+        "component_times",
+    )
+    names = components["component"].unique(maintain_order=True).to_list()
+    parts = [part for part in _PARTS if part in components["part_of_step"].unique().to_list()]
+    written = components.with_columns(pl.format("{} %", pl.col("step_share_percent").round(1)).alias("share_text"))
+    base = alt.Chart(written).encode(
+        x=theme.x("kernel_us", scale=alt.Scale(domainMin=0), axis=alt.Axis(tickCount=4)),
+        y=alt.Y("component:N", title=title("component"), sort=names),
+    )
+    bars = base.mark_bar(opacity=0.85).encode(
+        color=theme.entity_color("part_of_step", parts),
+        tooltip=theme.tooltip("run", "component", "part_of_step", "kernel_us", "step_share_percent", "num_kernels"),
+    )
+    dots = base.mark_point(filled=True, color=theme.INK, size=40, opacity=1).encode(
+        shape=theme.origin_shape(components["origin"].unique().to_list())
+    )
+    numbers = base.mark_text(dx=8, align="left", color=theme.INK, fontSize=10).encode(text="share_text:N")
+    left_over = components.filter(pl.col("component") == "unassigned")
+    said = ", ".join(f"{share:.1f} %" for share in left_over["step_share_percent"])
+    runs = components["run"].unique(maintain_order=True).to_list()
+    return (
+        alt.layer(bars, dots, numbers, data=written)
+        .properties(width=300, height=alt.Step(20))
+        .facet(column=alt.Column("run:N", title=None, sort=runs))
+        .properties(
+            name="component_times",
+            title=theme.headline(f"Kernel time by component; unassigned: {said} of it", subtitle),
+        )
+    )
+
+
+def component_differences(comparison: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """What each component takes more or less in the second of two runs.
+
+    Args:
+        comparison: component, before_us, after_us, difference_us, before_share_percent, after_share_percent.
+        subtitle: hardware, model and sample.
+    """
+    columns = (
+        "component", "before_us", "after_us", "difference_us", "before_share_percent", "after_share_percent",
+    )  # fmt: skip
+    require(comparison, (*columns, "origin", "source"), "component_differences")
+    base = alt.Chart(comparison).encode(
+        x=theme.x("difference_us", scale=alt.Scale(padding=40)),
+        y=alt.Y("component:N", title=title("component"), sort=None),
+    )
+    bars = base.mark_bar(color=theme.BLUE, opacity=0.85).encode(tooltip=theme.tooltip(*columns))
+    dots = base.mark_point(filled=True, color=theme.INK, size=40, opacity=1).encode(
+        shape=theme.origin_shape(comparison["origin"].unique().to_list())
+    )
+    text = alt.Text("difference_us:Q", format="+,.4~g")
+    more = base.transform_filter("datum.difference_us >= 0").mark_text(dx=8, align="left").encode(text=text)
+    less = base.transform_filter("datum.difference_us < 0").mark_text(dx=-8, align="right").encode(text=text)
+    total = comparison["difference_us"].sum()
+    largest = comparison.sort(pl.col("difference_us").abs(), maintain_order=True).row(-1, named=True)
+    return (bars + dots + more + less).properties(
+        name="component_differences",
+        height=alt.Step(20),
+        title=theme.headline(
+            f"After − before: {_signed(total)} µs of kernel time, "
+            f"{_signed(largest['difference_us'])} µs in {largest['component']}",
+            subtitle,
+        ),
+    )
+
+
+def _signed(number: float) -> str:
+    return f"{number:+,.4g}".replace("-", "−")
+
+
+def _words(part: str) -> str:
+    return {"moe": "MoE", "attention_indexer": "attention and indexer"}.get(part, part)
+
+
+def _in_order(frame: pl.DataFrame, name: str, order: list[str]) -> pl.DataFrame:
+    """The rows with ``drawing_order``: stacked bars follow it, and so must what is written on them."""
+    numbers = {value: number for number, value in enumerate(order)}
+    return frame.with_columns(pl.col(name).replace_strict(numbers, return_dtype=pl.Int64).alias("drawing_order")).sort(
+        "run", "drawing_order", maintain_order=True
+    )
