@@ -47,7 +47,7 @@ def verdicts_by_notebook(counts: pl.DataFrame) -> alt.LayerChart:
         height=alt.Step(22),
         title=theme.headline(
             f"{total - is_open} of {total} claims have a verdict, {is_open} are open",
-            "Published claims, judged here without a GPU; open claims need hardware or data that is missing",
+            "Claims as published, judged here without a GPU; open claims need hardware or data that is missing",
         ),
     )
 
