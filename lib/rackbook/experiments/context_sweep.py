@@ -215,6 +215,8 @@ def step_slopes(steps: pl.DataFrame, params: Params) -> pl.DataFrame:
         context_high_tokens, step_ms (median), slope_us_per_1k_tokens with its interval slope_low_us_per_1k_tokens
         and slope_high_us_per_1k_tokens.
     """
+    if steps.is_empty():
+        return pl.DataFrame()
     from scipy import stats  # costs as much to import as all else here, and only recorded steps need it
 
     rows = []

@@ -342,7 +342,7 @@ _VOCABULARY = (
     _amount("covered_low_percent", "Steps inside the CUDA graphs, at least", "%", 0, 100),
     _amount("covered_high_percent", "Steps inside the CUDA graphs, at most", "%", 0, 100),
     _amount("kv_bytes_per_token", "KV cache per token", "B"),
-    _amount("kv_cache_million_tokens", "KV cache capacity", "million tokens"),
+    _amount("kv_cache_mtok", "KV cache capacity", "million tokens"),
     _amount("tokens_per_step", "Tokens per step and request", "tokens"),
     # the parts of a step, and kernel profiles
     _text("run", "Run"),

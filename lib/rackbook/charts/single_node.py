@@ -1,0 +1,243 @@
+"""Charts of one node: throughput by engine, the time of a request, steps and CUDA graphs, bytes of the KV cache."""
+
+from __future__ import annotations
+
+import altair as alt
+import polars as pl
+
+from rackbook.charts import theme
+from rackbook.tables import require, title
+
+ENGINES = ("vLLM", "DeepInfer")
+REQUEST_PARTS = ("decoding", "waiting and prefill")
+
+
+def output_by_engine(runs: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Output throughput of each engine at each pair of lengths; what is not printed is said in its place.
+
+    Args:
+        runs: engine, workload, output_tok_per_s (null where missing), tpot_ms, missing_reason, origin, source.
+        subtitle: hardware, model and sample.
+    """
+    names = ("engine", "workload", "output_tok_per_s", "tpot_ms", "missing_reason")
+    require(runs, (*names, "origin", "source"), "output_by_engine")
+    order = runs["workload"].unique(maintain_order=True).to_list()
+    x = alt.X(
+        "workload:N", title=f"{title('workload')}, input → output tokens", sort=order, axis=alt.Axis(labelAngle=0)
+    )
+    offset = alt.XOffset("engine:N", sort=list(ENGINES))
+    color = theme.entity_color("engine", ENGINES)
+    present = runs.filter(pl.col("output_tok_per_s").is_not_null())
+    absent = runs.filter(pl.col("output_tok_per_s").is_null()).with_columns(pl.lit(0.0).alias("output_tok_per_s"))
+    y = theme.y("output_tok_per_s", axis=alt.Axis(format="~s"))
+    bars = (
+        alt.Chart(present)
+        .mark_bar()
+        .encode(
+            x=x,
+            y=y,
+            xOffset=offset,
+            color=color,
+            tooltip=theme.tooltip("engine", "workload", "output_tok_per_s", "tpot_ms"),
+        )
+    )
+    dots = (
+        alt.Chart(present)
+        .mark_point(filled=True, size=50, opacity=1, color=theme.INK)
+        .encode(x=x, y=y, xOffset=offset, shape=theme.origin_shape(present["origin"].unique().to_list()))
+    )
+    numbers = (
+        alt.Chart(present)
+        .mark_text(dy=-11, color=theme.INK)
+        .encode(x=x, y=y, xOffset=offset, text=alt.Text("output_tok_per_s:Q", format=",.0f"))
+    )
+    gaps = (
+        alt.Chart(absent)
+        .mark_text(angle=270, align="left", dx=6, color=theme.MUTED, text="not printed")
+        .encode(x=x, y=y, xOffset=offset, tooltip=theme.tooltip("engine", "workload", "missing_reason"))
+    )
+    pair = dict(present.group_by("workload").len().filter(pl.col("len") == len(ENGINES)).iter_rows())
+    finding = "Output throughput on one node"
+    if pair:
+        both = present.filter(pl.col("workload") == next(iter(pair)))
+        rate = dict(both.select("engine", "output_tok_per_s").iter_rows())
+        finding = (
+            f"At {next(iter(pair))} vLLM generates {rate['vLLM'] / rate['DeepInfer']:.2f} times as much as DeepInfer"
+        )
+    return (bars + dots + numbers + gaps).properties(
+        name="output_by_engine", width=alt.Step(56), title=theme.headline(finding, subtitle)
+    )
+
+
+def request_time_by_part(parts: pl.DataFrame, loop: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """The time that a request takes, in decoding and the rest, with what its prefill alone would need.
+
+    Args:
+        parts: workload, request_part ("decoding" or "waiting and prefill"), request_s, origin, source, formula.
+        loop: workload, request_s, decode_s, other_s, prefill_s, num_decoding, concurrency, origin, source.
+        subtitle: hardware, model and sample.
+    """
+    require(
+        parts, ("workload", "request_part", "request_s", "origin", "source", "formula"), "request_time_by_part parts"
+    )
+    names = ("workload", "request_s", "decode_s", "other_s", "prefill_s", "num_decoding", "concurrency")
+    require(loop, (*names, "origin", "source"), "request_time_by_part loop")
+    order = loop["workload"].to_list()
+    y = alt.Y("workload:N", title=title("workload"), sort=order)
+    x = theme.x("request_s", stack="zero")
+    places = {part: place for place, part in enumerate(REQUEST_PARTS)}
+    ordered = parts.with_columns(pl.col("request_part").replace_strict(places).alias("place")).sort("place")
+    ordered = ordered.with_columns(
+        (pl.col("request_s").cum_sum().over("workload") - pl.col("request_s") / 2).alias("middle")
+    )
+    bars = (
+        alt.Chart(ordered)
+        .mark_bar()
+        .encode(
+            x=x,
+            y=y,
+            color=theme.entity_color("request_part", REQUEST_PARTS),
+            order="place:O",
+            tooltip=theme.tooltip("workload", "request_part", "request_s", "formula"),
+        )
+    )
+    numbers = (
+        alt.Chart(ordered)
+        .mark_text(color=theme.INK, dy=-17)
+        .encode(x=alt.X("middle:Q", title=title("request_s")), y=y, text=alt.Text("request_s:Q", format=".1f"))
+    )
+    ends = loop.with_columns((pl.col("decode_s") + pl.col("prefill_s")).alias("prefill_end"))
+    prefill = (
+        alt.Chart(ends)
+        .mark_bar(
+            color="transparent", stroke=theme.INK, strokeWidth=1.5, strokeDash=theme.ORIGIN_DASHES["derived"], size=12
+        )
+        .encode(
+            x=alt.X("decode_s:Q", title=title("request_s")),
+            x2="prefill_end:Q",
+            y=y,
+            tooltip=theme.tooltip(*names),
+        )
+    )
+    first = loop.row(0, named=True)
+    return (bars + prefill + numbers).properties(
+        name="request_time_by_part",
+        height=alt.Step(64),
+        title=theme.headline(
+            f"At {first['workload']} up to {first['other_s']:.1f} of the {first['request_s']:.1f} s of a request "
+            "are not decoding",
+            [subtitle, "Derived; dotted frame: prefill of one prompt of every request at the printed prefill rate"],
+        ),
+    )
+
+
+def step_tokens_by_new_prompts(sizes: pl.DataFrame, ceilings: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Tokens of a step by the prompts that start in it, against the ceilings of the CUDA graphs.
+
+    Args:
+        sizes: num_new_prompts, step_tokens, graph_cover (the smallest ceiling that covers the step, or "none"), origin,
+            source, formula.
+        ceilings: max_capture_tokens, covered_low_percent, covered_high_percent, origin, source.
+        subtitle: hardware, model and sample.
+    """
+    require(
+        sizes,
+        ("num_new_prompts", "step_tokens", "graph_cover", "origin", "source", "formula"),
+        "step_tokens_by_new_prompts sizes",
+    )
+    names = ("max_capture_tokens", "covered_low_percent", "covered_high_percent")
+    require(ceilings, (*names, "origin", "source"), "step_tokens_by_new_prompts ceilings")
+    covers = [f"{c:,}" for c in ceilings["max_capture_tokens"]]
+    shades = [theme.SKY, theme.BLUE, theme.GREEN, theme.YELLOW, theme.PURPLE]
+    domain = [c for c in (*covers, "none") if c in sizes["graph_cover"].to_list()]
+    colors = [theme.GREY if c == "none" else shades[covers.index(c) % len(shades)] for c in domain]
+    x = alt.X("num_new_prompts:O", title=title("num_new_prompts"), axis=alt.Axis(labelAngle=0))
+    y = theme.y("step_tokens")
+    bars = (
+        alt.Chart(sizes)
+        .mark_bar()
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color(
+                "graph_cover:N",
+                title=title("graph_cover"),
+                scale=alt.Scale(domain=domain, range=colors),
+                legend=alt.Legend(orient="bottom"),
+            ),
+            tooltip=theme.tooltip("num_new_prompts", "step_tokens", "graph_cover", "formula"),
+        )
+    )
+    numbers = (
+        alt.Chart(sizes)
+        .mark_text(dy=-7, color=theme.INK, fontSize=10)
+        .encode(x=x, y=y, text=alt.Text("step_tokens:Q", format=","))
+    )
+    rules = (
+        alt.Chart(ceilings)
+        .mark_rule(color=theme.VERMILLION, strokeWidth=1.5)
+        .encode(y=alt.Y("max_capture_tokens:Q", title=title("step_tokens")), tooltip=theme.tooltip(*names))
+    )
+    words = (
+        alt.Chart(ceilings)
+        .mark_text(align="left", dx=6, color=theme.VERMILLION, fontSize=10)
+        .transform_calculate(label="'graphs to ' + format(datum.max_capture_tokens, ',')")
+        .encode(x=alt.value("width"), y=alt.Y("max_capture_tokens:Q", title=title("step_tokens")), text="label:N")
+    )
+    return (bars + rules + words + numbers).properties(
+        name="step_tokens_by_new_prompts",
+        width=alt.Step(52),
+        title=theme.headline(
+            _graph_finding(sizes, ceilings), [subtitle, "Modelled; every rank pads to the largest step"]
+        ),
+    )
+
+
+def _graph_finding(sizes: pl.DataFrame, ceilings: pl.DataFrame) -> str:
+    alone, mixed = sizes.sort("num_new_prompts")["step_tokens"][:2]
+    for ceiling in ceilings["max_capture_tokens"].sort():
+        if alone <= ceiling < mixed:
+            return f"Graphs to {ceiling:,} tokens hold decoding alone; one prompt makes it {mixed:,}"
+    return f"Decoding alone takes {alone:,} tokens of a step, with one prompt {mixed:,}"
+
+
+def kv_bytes_by_figure(kv: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Bytes of KV cache per token by where the figure comes from, with the range of its rounding.
+
+    Args:
+        kv: reading, kv_bytes_per_token, low, high, kv_cache_mtok, origin, source, formula.
+        subtitle: model, and what the figures are.
+    """
+    names = ("reading", "kv_bytes_per_token", "low", "high", "kv_cache_mtok", "formula")
+    require(kv, (*names, "origin", "source"), "kv_bytes_by_figure")
+    y = alt.Y("reading:N", title=None, sort=kv["reading"].to_list(), axis=alt.Axis(labelLimit=320))
+    x = theme.x("kv_bytes_per_token", scale=alt.Scale(domainMin=0))
+    bars = alt.Chart(kv).mark_bar(color=theme.SKY, size=18).encode(x=x, y=y, tooltip=theme.tooltip(*names))
+    ranges = (
+        alt.Chart(kv)
+        .mark_rule(color=theme.INK, strokeWidth=2)
+        .encode(x=alt.X("low:Q", title=title("kv_bytes_per_token")), x2="high:Q", y=y)
+    )
+    marks = (
+        alt.Chart(kv)
+        .mark_point(filled=True, size=80, opacity=1, color=theme.INK)
+        .encode(x=x, y=y, shape=theme.origin_shape(kv["origin"].unique().to_list()))
+    )
+    numbers = (
+        alt.Chart(kv)
+        .mark_text(align="left", dx=9, color=theme.INK)
+        .encode(
+            x=alt.X("high:Q", title=title("kv_bytes_per_token")),
+            y=y,
+            text=alt.Text("kv_bytes_per_token:Q", format=",.0f"),
+        )
+    )
+    least, most = kv["kv_bytes_per_token"].min(), kv["kv_bytes_per_token"].max()
+    return (bars + ranges + marks + numbers).properties(
+        name="kv_bytes_by_figure",
+        height=alt.Step(40),
+        title=theme.headline(
+            f"The figures of KV bytes per token lie apart by up to {most / least:.1f} times",
+            [subtitle, "Lines: what the rounding of the printed figures allows"],
+        ),
+    )

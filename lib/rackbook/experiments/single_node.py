@@ -1,0 +1,811 @@
+"""How does vLLM compare with DeepInfer on one node of 8 B300, and which of the printed figures fit together?
+
+The printed tables with their gaps, what can be computed from them, the steps that fall out of the CUDA graphs, and
+three printed figures of the KV cache that fit no common definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rackbook import catalog, published
+from rackbook.claims import Checks, Finding
+from rackbook.models.closed_loop import ClosedLoop
+from rackbook.models.graph_cover import MixedSteps
+from rackbook.models.memory import GIB, MXFP4_BLOCK, weights_gib_per_gpu
+
+CHECKS = Checks("single_node")
+
+MODEL = "deepseek-v4.1-flash"
+K = 1024
+DECODING, OTHER = "decoding", "waiting and prefill"
+NUM_STEP_SIZES = 8
+
+
+class Params(BaseModel):
+    """Parameters of notebook 12."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    capture_tokens: list[int] = Field(default=[1024, 1536, 8192], min_length=1, description="largest captured steps")
+    requests_per_rank: int = Field(default=256, ge=1, description="requests that run on each rank")
+    num_ranks: int = Field(default=8, ge=1, description="ranks that pad to the largest step")
+    prompt_tokens: int = Field(default=1024, ge=1, description="length of a prompt")
+    output_tokens: int = Field(default=1024, ge=1, description="length of an answer")
+    max_step_tokens: int = Field(default=8192, ge=1, description="most tokens of a step (max-num-batched-tokens)")
+    draft_tokens: int = Field(default=5, ge=0, description="tokens drafted per request and step")
+    acceptance_percent: float = Field(default=19.0, ge=0, le=100, description="share of the drafts that are accepted")
+    acceptance_length: float = Field(default=3.51, ge=1, description="tokens per step on other prompts, what if")
+    max_model_len: int = Field(default=16_384, ge=1, description="longest request that the KV cache is counted for")
+
+    @field_validator("capture_tokens")
+    @classmethod
+    def _ascending(cls, sizes: list[int]) -> list[int]:
+        if sizes != sorted(set(sizes)) or sizes[0] < 1:
+            raise ValueError(f"got {sizes}, allowed: whole numbers ≥ 1 in ascending order, each once")
+        return sizes
+
+    @model_validator(mode="after")
+    def _fits(self) -> Params:
+        per_request = 1 + self.draft_tokens
+        if self.acceptance_length > per_request:
+            raise ValueError(
+                f"acceptance_length: got {self.acceptance_length:g}, allowed: at most {per_request}, the drafted "
+                "tokens and the target's own"
+            )
+        if self.requests_per_rank * per_request > self.max_step_tokens:
+            raise ValueError(
+                f"max_step_tokens: got {self.max_step_tokens}, allowed: at least "
+                f"{self.requests_per_rank * per_request}, what {self.requests_per_rank} decoding requests take"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the notebook shows.
+
+    Attributes:
+        points: table ``single_node``, published, with its gaps.
+        runs: the same by workload, for the chart.
+        rates: one row per printed run: output and total throughput, node and GPU, origin "derived".
+        ratios: printed figures beside what other printed figures give: quantity, value, found, difference_percent,
+            unit, reading.
+        loop: what concurrency and throughput say about a request, per vLLM run: request_s, decode_s, other_s,
+            prefill_s, num_decoding.
+        request_parts: request_s by workload and request_part, for the chart.
+        acceptance: tokens_per_step by input_tokens, and output_tok_per_s at the chosen acceptance length.
+        step_sizes: step_tokens by num_new_prompts, with the smallest ceiling that covers them, origin "modelled".
+        cover: per ceiling, the share of steps that it covers: covered_low_percent, covered_high_percent.
+        weights: weights per GPU of both printed deployments beside the checkpoint's parts.
+        budget: what of a GPU's memory the source names: quantity, value, unit.
+        kv: three figures of the KV cache: kv_bytes_per_token with low and high, and what each would mean.
+        candidates: explanations of their differences, each with the figure it would need: quantity, hardware, found,
+            unit, assumption.
+    """
+
+    points: pl.DataFrame
+    runs: pl.DataFrame
+    rates: pl.DataFrame
+    ratios: pl.DataFrame
+    loop: pl.DataFrame
+    request_parts: pl.DataFrame
+    acceptance: pl.DataFrame
+    step_sizes: pl.DataFrame
+    cover: pl.DataFrame
+    weights: pl.DataFrame
+    budget: pl.DataFrame
+    kv: pl.DataFrame
+    candidates: pl.DataFrame
+
+
+def collect(params: Params) -> Evidence:
+    """Gather the printed tables and everything that follows from them."""
+    loop = request_times()
+    return Evidence(
+        points=published.read("single_node"),
+        runs=runs_by_workload(),
+        rates=rates(),
+        ratios=ratios(),
+        loop=loop,
+        request_parts=request_parts(loop),
+        acceptance=acceptance(params),
+        step_sizes=step_sizes(params),
+        cover=graph_cover(params),
+        weights=weights_by_deployment(),
+        budget=memory_budget(),
+        kv=kv_figures(),
+        candidates=kv_candidates(params),
+    )
+
+
+def workload(input_tokens: int, output_tokens: int) -> str:
+    """A pair of lengths as the source writes it: "1K → 1K"."""
+
+    def short(tokens: int) -> str:
+        return f"{tokens // K}K" if tokens % K == 0 else str(tokens)
+
+    return f"{short(input_tokens)} → {short(output_tokens)}"
+
+
+def _run(engine: str, input_tokens: int) -> dict[str, Any]:
+    points = published.read("single_node")
+    return points.filter((pl.col("engine") == engine) & (pl.col("input_tokens") == input_tokens)).row(0, named=True)
+
+
+def runs_by_workload() -> pl.DataFrame:
+    """Printed runs: engine, workload, output_tok_per_s, tpot_ms, origin "published", source, missing_reason."""
+    names = ("engine", "output_tok_per_s", "tpot_ms", "origin", "source", "missing_reason")
+    return pl.DataFrame(
+        [
+            {"workload": workload(run["input_tokens"], run["output_tokens"]), **{name: run[name] for name in names}}
+            for run in published.read("single_node").to_dicts()
+        ],
+        infer_schema_length=None,
+    )
+
+
+def _total(run: dict[str, Any]) -> float:
+    return run["output_tok_per_s"] * (run["input_tokens"] + run["output_tokens"]) / run["output_tokens"]
+
+
+def rates() -> pl.DataFrame:
+    """Output and total throughput of every run, of the node and per GPU; what the source leaves out stays null.
+
+    Returns:
+        engine, workload, input_tokens, output_tokens, num_gpus, output_tok_per_s, output_tok_per_s_per_gpu,
+        total_tok_per_s, total_tok_per_s_per_gpu, origin "derived", source, formula, missing_reason.
+    """
+    rows = []
+    for run in published.read("single_node").to_dicts():
+        output, gpus = run["output_tok_per_s"], run["num_gpus"]
+        total = None if output is None else _total(run)
+        rows.append(
+            {
+                "engine": run["engine"],
+                "workload": workload(run["input_tokens"], run["output_tokens"]),
+                "input_tokens": run["input_tokens"],
+                "output_tokens": run["output_tokens"],
+                "num_gpus": gpus,
+                "output_tok_per_s": output,
+                "output_tok_per_s_per_gpu": None if output is None else output / gpus,
+                "total_tok_per_s": total,
+                "total_tok_per_s_per_gpu": None if total is None else total / gpus,
+                "origin": "derived",
+                "source": run["source"],
+                "formula": "total = output × (input + output length) ÷ output length",
+                "missing_reason": run["missing_reason"] if output is None else None,
+            }
+        )
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def ratios() -> pl.DataFrame:
+    """Printed figures beside what other printed figures give; a side that is not there is null, and why is said.
+
+    Returns:
+        quantity, value (printed), found (here), difference_percent, unit, reading, origin "derived", source, formula.
+    """
+    short, long = _run("vLLM", 128), _run("vLLM", K)
+    other = _run("DeepInfer", K)
+    prefill, other_prefill = _prefill("vLLM"), _prefill("DeepInfer")
+    few, many = _graph_runs()
+    rate, per_gpu = prefill["prefill_tok_per_s"], prefill["prefill_tok_per_s_per_gpu"]
+    elided = "the row of the table is elided in the source"
+    rows: list[tuple[str, float | None, float | None, str, str, str]] = [
+        ("total, vLLM 128 → 1K", short["total_tok_per_s"], _total(short), "tokens/s", "from the printed output", "S2"),
+        ("total, vLLM 1K → 1K", None, _total(long), "tokens/s", elided, "S2"),
+        (
+            "vLLM ÷ DeepInfer, decode 1K → 1K",
+            _printed_ratio("decode", K),
+            long["output_tok_per_s"] / other["output_tok_per_s"],
+            "×",
+            "rounds to the printed 2.0, but is not 'at least twice'",
+            "S2",
+        ),
+        ("vLLM ÷ DeepInfer, decode 8K → 1K", _printed_ratio("decode", 8 * K), None, "×", elided, "S2"),
+        (
+            "vLLM ÷ DeepInfer, prefill",
+            _printed_ratio("prefill", None),
+            rate / other_prefill["prefill_tok_per_s"],
+            "×",
+            "the printed ratio has a measurement of its own that the summary omits",
+            "S2",
+        ),
+        (
+            "prefill per GPU, vLLM",
+            per_gpu,
+            rate / prefill["num_gpus"],
+            "tokens/s/GPU",
+            "printed as 'about'",
+            "S2",
+        ),
+        (
+            "output, vLLM 1K → 1K, repeated in the text",
+            many["output_tok_per_s"],
+            long["output_tok_per_s"],
+            "tokens/s",
+            "the table's figure, rounded",
+            "S2",
+        ),
+        (
+            f"gain of graphs to {many['max_capture_tokens']:,} over {few['max_capture_tokens']:,} tokens",
+            None,
+            _graphs_gain_percent(),
+            "%",
+            "not printed; one run each",
+            "S2",
+        ),
+    ]
+    return pl.DataFrame(
+        [
+            {
+                "quantity": quantity,
+                "value": None if value is None else float(value),
+                "found": found,
+                "difference_percent": None if value is None or found is None else 100 * (found / value - 1),
+                "unit": unit,
+                "reading": reading,
+                "origin": "derived",
+                "source": source,
+            }
+            for quantity, value, found, unit, reading, source in rows
+        ],
+        infer_schema_length=None,
+    )
+
+
+def _printed_ratio(phase: str, input_tokens: int | None) -> float:
+    table = published.read("single_node_ratio").filter(pl.col("phase") == phase)
+    same = pl.col("input_tokens").is_null() if input_tokens is None else pl.col("input_tokens") == input_tokens
+    return table.filter(same)["speedup"].item()
+
+
+def _prefill(engine: str) -> dict[str, Any]:
+    return published.read("single_node_prefill").filter(pl.col("engine") == engine).row(0, named=True)
+
+
+def _graph_runs() -> tuple[dict[str, Any], dict[str, Any]]:
+    few, many = published.read("single_node_graphs").sort("max_capture_tokens").to_dicts()
+    return few, many
+
+
+def _graphs_gain_percent() -> float:
+    few, many = _graph_runs()
+    return 100 * (many["output_tok_per_s"] / few["output_tok_per_s"] - 1)
+
+
+def request_times() -> pl.DataFrame:
+    """What a constant number of requests in flight and the printed throughput say about the time of a request.
+
+    Returns:
+        workload, concurrency, output_tok_per_s, tpot_ms (printed), ms_per_token (concurrency ÷ throughput), request_s,
+        decode_s, other_s, prefill_s (one prompt of every request in flight, at the printed prefill rate of 8K
+        prompts), num_decoding, origin "derived", source, formula. Runs without a printed TPOT are left out.
+    """
+    rate = _prefill("vLLM")["prefill_tok_per_s"]
+    rows = []
+    for run in published.read("single_node").filter(pl.col("tpot_ms").is_not_null()).to_dicts():
+        loop = ClosedLoop(run["concurrency"], run["output_tokens"], run["output_tok_per_s"], run["tpot_ms"])
+        rows.append(
+            {
+                "workload": workload(run["input_tokens"], run["output_tokens"]),
+                "concurrency": run["concurrency"],
+                "output_tok_per_s": run["output_tok_per_s"],
+                "tpot_ms": run["tpot_ms"],
+                "ms_per_token": loop.ms_per_token,
+                "request_s": loop.request_s,
+                "decode_s": loop.decode_s,
+                "other_s": loop.other_s,
+                "prefill_s": run["concurrency"] * run["input_tokens"] / rate,
+                "num_decoding": loop.num_decoding,
+                "origin": "derived",
+                "source": "S2",
+                "formula": "request = concurrency × output length ÷ output tok/s",
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def request_parts(loop: pl.DataFrame) -> pl.DataFrame:
+    """The time of a request in two parts: workload, request_part, request_s, origin, source, formula."""
+    parts = {DECODING: "decode_s", OTHER: "other_s"}
+    return pl.concat(
+        loop.select(
+            "workload",
+            pl.lit(part).alias("request_part"),
+            pl.col(column).alias("request_s"),
+            "origin",
+            "source",
+            "formula",
+        )
+        for part, column in parts.items()
+    )
+
+
+def acceptance(params: Params) -> pl.DataFrame:
+    """What the printed acceptance means in tokens per step, and what other prompts could give.
+
+    A step yields the target's own token and the accepted drafts; the share is read as accepted ÷ drafted. The second
+    throughput assumes that a step takes as long whatever it accepts.
+
+    Returns:
+        input_tokens, acceptance_percent (printed), tokens_per_step, acceptance_length (the parameter), speedup,
+        output_tok_per_s (of that length; null where none is printed), origin "modelled", source, missing_reason.
+    """
+    rows = []
+    for row in published.read("single_node_acceptance").sort("input_tokens").to_dicts():
+        length = 1 + row["acceptance_percent"] / 100 * params.draft_tokens
+        run = _run("vLLM", row["input_tokens"])
+        output = run["output_tok_per_s"]
+        rows.append(
+            {
+                "workload": workload(run["input_tokens"], run["output_tokens"]),
+                "acceptance_percent": row["acceptance_percent"],
+                "tokens_per_step": length,
+                "acceptance_length": params.acceptance_length,
+                "speedup": params.acceptance_length / length,
+                "output_tok_per_s": None if output is None else output * params.acceptance_length / length,
+                "origin": "modelled",
+                "source": "S2",
+                "missing_reason": run["missing_reason"] if output is None else None,
+            }
+        )
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def steps_of(params: Params) -> MixedSteps:
+    """The steps that the parameters describe."""
+    return MixedSteps(
+        requests_per_rank=params.requests_per_rank,
+        prompt_tokens=params.prompt_tokens,
+        output_tokens=params.output_tokens,
+        tokens_per_step=1 + params.acceptance_percent / 100 * params.draft_tokens,
+        draft_tokens=params.draft_tokens,
+        max_step_tokens=params.max_step_tokens,
+        num_ranks=params.num_ranks,
+    )
+
+
+def step_sizes(params: Params) -> pl.DataFrame:
+    """Size of a step by the number of prompts that start in it, and the smallest ceiling that covers it.
+
+    Returns:
+        num_new_prompts, step_tokens, graph_cover (a ceiling, or "none"), origin "modelled", source, formula.
+    """
+    steps = steps_of(params)
+    rows = []
+    for started in range(min(NUM_STEP_SIZES, params.requests_per_rank) + 1):
+        tokens = steps.step_tokens(started)
+        covering = [c for c in params.capture_tokens if c >= tokens]
+        rows.append(
+            {
+                "num_new_prompts": started,
+                "step_tokens": tokens,
+                "graph_cover": f"{covering[0]:,}" if covering else "none",
+                "origin": "modelled",
+                "source": "parameters",
+                "formula": f"{params.requests_per_rank - started} × {1 + params.draft_tokens} + "
+                f"{started} × {params.prompt_tokens:,}, at most {params.max_step_tokens:,}",
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def graph_cover(params: Params) -> pl.DataFrame:
+    """Share of the steps that each ceiling covers, between two ways in which requests can start.
+
+    Returns:
+        max_capture_tokens, num_new_prompts (most on any rank; null where not even decoding alone fits),
+        covered_low_percent (requests start independently), covered_high_percent (all in one wave), origin "modelled",
+        source, missing_reason.
+    """
+    steps = steps_of(params)
+    rows = []
+    for ceiling in params.capture_tokens:
+        most = steps.most_prompts_within(ceiling)
+        shares = sorted((steps.covered_if_independent(ceiling), steps.covered_if_together(ceiling)))
+        rows.append(
+            {
+                "max_capture_tokens": ceiling,
+                "num_new_prompts": most if most >= 0 else None,
+                "covered_low_percent": 100 * shares[0],
+                "covered_high_percent": 100 * shares[1],
+                "origin": "modelled",
+                "source": "parameters",
+                "missing_reason": None
+                if most >= 0
+                else f"{steps.decode_only_tokens:,} tokens of decoding alone do not fit",
+            }
+        )
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _memory(source: str) -> dict[str, Any]:
+    return published.read("single_node_memory").filter(pl.col("source") == source).row(0, named=True)
+
+
+def _bytes_per_token(row: dict[str, Any]) -> float:
+    return row["kv_cache_gib_per_gpu"] * GIB / row["kv_cache_tokens_per_rank"]
+
+
+def weights_by_deployment() -> pl.DataFrame:
+    """Weights per GPU of both printed deployments beside two readings of the checkpoint's parts.
+
+    Returns:
+        hardware, num_gpus, parallelism, reading, value (printed), found, difference_percent, unit, origin "derived",
+        source, formula.
+    """
+    checkpoint = catalog.model(MODEL).checkpoint
+    readings = {"all scales with the experts": True, "Engram's scales outside": False}
+    rows = []
+    for row in published.read("single_node_memory").to_dicts():
+        for reading, engram_scales in readings.items():
+            parts = weights_gib_per_gpu(checkpoint, row["num_gpus"], engram_scales=engram_scales)
+            found = sum(parts.values())
+            rows.append(
+                {
+                    "hardware": row["hardware"],
+                    "num_gpus": row["num_gpus"],
+                    "parallelism": row["parallelism"],
+                    "reading": reading,
+                    "value": row["weights_gib_per_gpu"],
+                    "found": found,
+                    "difference_percent": 100 * (found / row["weights_gib_per_gpu"] - 1),
+                    "unit": "GiB",
+                    "origin": "derived",
+                    "source": "vllm-recipe",
+                    "formula": f"(experts + scales) ÷ {row['num_gpus']} + attention, dense, routers + embedding, head",
+                }
+            )
+    return pl.DataFrame(rows)
+
+
+def memory_budget() -> pl.DataFrame:
+    """What of a B300's memory the source names: quantity, value, unit, origin, source, formula."""
+    row = _memory("S2")
+    hbm_gb = catalog.hardware(row["hardware"].lower()).hbm_gb.known
+    total = hbm_gb * 1e9 / GIB
+    weights, cache = row["weights_gib_per_gpu"], row["kv_cache_gib_per_gpu"]
+    rest = total - weights - cache
+    rows = [
+        ("weights", weights, "GiB", "published", "S2", None),
+        ("KV cache", cache, "GiB", "published", "S2", None),
+        ("memory of the GPU", total, "GiB", "derived", "vendor-hardware", f"{hbm_gb:g} × 10⁹ B"),
+        ("not named", rest, "GiB", "derived", "S2+vendor-hardware", "memory − weights − KV cache"),
+        ("not named", 100 * rest / total, "% of the memory", "derived", "S2+vendor-hardware", "÷ memory"),
+    ]
+    return pl.DataFrame(rows, schema=["quantity", "value", "unit", "origin", "source", "formula"], orient="row")
+
+
+def kv_figures() -> pl.DataFrame:
+    """The three figures of the KV cache, as bytes per token, with the range of their rounding.
+
+    For a capacity printed as "about", one unit of its last digit; for a size, half a unit.
+
+    Returns:
+        reading, kv_bytes_per_token, low, high, kv_cache_mtok (what the 160 GiB of the B300 deployment hold at
+        that figure), context_tokens (what each of its 256 sequences could then have), origin, source, formula.
+    """
+    node, recipe = _memory("S2"), _memory("vllm-recipe")
+    footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
+    capacity, seqs = node["kv_cache_gib_per_gpu"] * GIB, node["max_seqs_per_rank"]
+    rows: list[tuple[str, float, float, float, str, str, str]] = [
+        ("S1: footprint of the global KV cache", footprint, footprint - 0.5, footprint + 0.5, "published", "S1", "")
+    ]
+    for row, half_gib in ((recipe, 0.05), (node, 0.5)):
+        unit_tokens = 1e6
+        gib, tokens = row["kv_cache_gib_per_gpu"], row["kv_cache_tokens_per_rank"]
+        rows.append(
+            (
+                f"{row['source']}: {row['num_gpus']}×{row['hardware']}, {row['parallelism']}",
+                _bytes_per_token(row),
+                (gib - half_gib) * GIB / (tokens + unit_tokens),
+                (gib + half_gib) * GIB / (tokens - unit_tokens),
+                "derived",
+                row["source"],
+                f"{gib:g} GiB ÷ {tokens / 1e6:g}M tokens",
+            )
+        )
+    return pl.DataFrame(
+        [
+            {
+                "reading": reading,
+                "kv_bytes_per_token": per_token,
+                "low": low,
+                "high": high,
+                "kv_cache_mtok": capacity / per_token / 1e6,
+                "context_tokens": int(capacity / per_token / seqs),
+                "origin": origin,
+                "source": source,
+                "formula": formula,
+            }
+            for reading, per_token, low, high, origin, source, formula in rows
+        ]
+    )
+
+
+def kv_candidates(params: Params) -> pl.DataFrame:
+    """Explanations of the KV figures, none of them established: what each would have to be on both deployments.
+
+    Returns:
+        assumption, quantity, hardware, found, unit, origin "modelled", source, formula.
+    """
+    footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
+    rows = []
+    for row in (_memory("S2"), _memory("vllm-recipe")):
+        per_token = _bytes_per_token(row)
+        for assumption, quantity, found, unit, formula in (
+            (
+                "the 890 B are one of several KV groups, all as large",
+                "KV groups",
+                per_token / footprint,
+                "groups",
+                "bytes per token ÷ 890",
+            ),
+            (
+                "the 890 B hold for 4-bit elements, the caches have wider ones",
+                "bits per element",
+                4 * per_token / footprint,
+                "bits",
+                "4 × bytes per token ÷ 890",
+            ),
+            (
+                "the capacity counts requests of max_model_len, each with a fixed part (windows, padding)",
+                "fixed part of a request",
+                (per_token - footprint) * params.max_model_len / 1e6,
+                "MB",
+                f"(bytes per token − 890) × {params.max_model_len:,} tokens",
+            ),
+        ):
+            rows.append(
+                {
+                    "assumption": assumption,
+                    "quantity": quantity,
+                    "hardware": row["hardware"],
+                    "found": found,
+                    "unit": unit,
+                    "origin": "modelled",
+                    "source": f"S1+{row['source']}",
+                    "formula": formula,
+                }
+            )
+    return pl.DataFrame(rows).sort("assumption", maintain_order=True)
+
+
+_ALONE = Finding(None, note="one printed figure of one run; the other figures do not determine it")
+_STATED = Finding(None, note="a statement about DeepInfer; no figure here bears on it")
+
+
+@CHECKS(
+    "output_1k_1k",
+    "deepinfer_output_1k_1k",
+    "prefill_tok_per_s",
+    "deepinfer_prefill_tok_per_s",
+    "acceptance_1k_percent",
+    "acceptance_8k_percent",
+    "graphs_1536",
+    "kv_cache_gib_per_gpu",
+    "h200_kv_cache_gib_per_gpu",
+)
+def _alone(_: Evidence) -> Finding:
+    return _ALONE
+
+
+@CHECKS("deepinfer_prefill_gpus", "deepinfer_decode_gpus", "deepinfer_nvcc", "deepinfer_needs_rdma")
+def _stated(_: Evidence) -> Finding:
+    return _STATED
+
+
+@CHECKS("ratio_8k_1k")
+def _ratio_8k(_: Evidence) -> Finding:
+    return Finding(None, note="both throughputs stand in rows that the source elides")
+
+
+@CHECKS("random_prompts_are_worst")
+def _worst(_: Evidence) -> Finding:
+    return Finding(None, note="no run with other prompts is printed")
+
+
+@CHECKS("tpot_128_1k_ms", "tpot_1k_1k_ms")
+def _tpot(_: Evidence) -> Finding:
+    times = ", ".join(f"{row['ms_per_token']:.1f} ms at {row['workload']}" for row in request_times().to_dicts())
+    return Finding(None, note=f"concurrency ÷ throughput bounds it from above only: {times}")
+
+
+@CHECKS("shared_experts")
+def _shared(_: Evidence) -> Finding:
+    return Finding(None, note="the vLLM recipe prints the same number; no other figure determines it")
+
+
+@CHECKS("routed_experts")
+def _routed(_: Evidence) -> Finding:
+    per_gpu, gpus = catalog.model(MODEL).experts.num_per_gpu_at_ep8.known, _memory("S2")["num_gpus"]
+    return Finding(per_gpu * gpus, "derived", f"{per_gpu} experts on each of {gpus} GPUs")
+
+
+@CHECKS("experts_per_gpu")
+def _per_gpu(_: Evidence) -> Finding:
+    routed, gpus = catalog.model(MODEL).experts.num_routed.known, _memory("S2")["num_gpus"]
+    return Finding(routed / gpus, "derived", f"{routed} experts over {gpus} GPUs")
+
+
+@CHECKS("experts_per_token")
+def _per_token(_: Evidence) -> Finding:
+    top_k = catalog.model(MODEL).experts.top_k
+    return Finding(top_k.known, "derived", f"printed by {top_k.source} as well")
+
+
+@CHECKS("output_128_1k")
+def _output_short(_: Evidence) -> Finding:
+    run = _run("vLLM", 128)
+    share = run["output_tokens"] / (run["input_tokens"] + run["output_tokens"])
+    return Finding(run["total_tok_per_s"] * share, "derived", "the printed total × 1,024 ÷ 1,152")
+
+
+@CHECKS("output_128_1k_rounded")
+def _output_short_rounded(_: Evidence) -> Finding:
+    return Finding(_run("vLLM", 128)["output_tok_per_s"], "derived", "the table's figure")
+
+
+@CHECKS("total_128_1k")
+def _total_short(_: Evidence) -> Finding:
+    return Finding(_total(_run("vLLM", 128)), "derived", "the printed output × 1,152 ÷ 1,024")
+
+
+@CHECKS("total_over_output_128_1k")
+def _total_over_output(_: Evidence) -> Finding:
+    run = _run("vLLM", 128)
+    return Finding(run["total_tok_per_s"] / run["output_tok_per_s"], "derived", "quotient of the printed throughputs")
+
+
+@CHECKS("total_1k_1k_derived")
+def _total_long(_: Evidence) -> Finding:
+    return Finding(_total(_run("vLLM", K)), "derived", "the printed output × 2,048 ÷ 1,024")
+
+
+def _decode_ratio() -> float:
+    return _run("vLLM", K)["output_tok_per_s"] / _run("DeepInfer", K)["output_tok_per_s"]
+
+
+@CHECKS("ratio_1k_1k", "ratio_1k_1k_derived")
+def _ratio(_: Evidence) -> Finding:
+    return Finding(_decode_ratio(), "derived", "quotient of the printed throughputs")
+
+
+@CHECKS("ratio_at_least_2")
+def _at_least_2(_: Evidence) -> Finding:
+    return Finding(_decode_ratio() >= 2, "derived", f"{_decode_ratio():.3f}, which the source rounds to 2.0")
+
+
+@CHECKS("prefill_per_gpu")
+def _prefill_per_gpu(_: Evidence) -> Finding:
+    row = _prefill("vLLM")
+    return Finding(row["prefill_tok_per_s"] / row["num_gpus"], "derived", "the node's throughput ÷ 8")
+
+
+def _prefill_quotient() -> float:
+    return _prefill("vLLM")["prefill_tok_per_s"] / _prefill("DeepInfer")["prefill_tok_per_s"]
+
+
+@CHECKS("prefill_ratio")
+def _prefill_ratio(_: Evidence) -> Finding:
+    return Finding(
+        _prefill_quotient(),
+        "derived",
+        "quotient with DeepInfer's own benchmark; the printed ratio has its own measurement, which the summary omits",
+    )
+
+
+@CHECKS("prefill_ratio_derived")
+def _prefill_ratio_derived(_: Evidence) -> Finding:
+    return Finding(_prefill_quotient(), "derived", "quotient of the printed throughputs")
+
+
+@CHECKS("graphs_8192")
+def _graphs_8192(_: Evidence) -> Finding:
+    return Finding(_run("vLLM", K)["output_tok_per_s"], "derived", "the table's figure for 1K → 1K")
+
+
+@CHECKS("graphs_gain_percent")
+def _graphs_gain(_: Evidence) -> Finding:
+    return Finding(_graphs_gain_percent(), "derived", "quotient of the two printed throughputs")
+
+
+def _weights(num_gpus: int, *, engram_scales: bool = True) -> float:
+    return sum(weights_gib_per_gpu(catalog.model(MODEL).checkpoint, num_gpus, engram_scales=engram_scales).values())
+
+
+@CHECKS("weights_gib_per_gpu", "weights_derived_gib_per_gpu")
+def _weights_b300(_: Evidence) -> Finding:
+    return Finding(_weights(8), "derived", "parts of the checkpoint: experts and scales ÷ 8, the rest on each GPU")
+
+
+@CHECKS("weights_without_engram_scales_gib_per_gpu")
+def _weights_without(_: Evidence) -> Finding:
+    return Finding(_weights(8, engram_scales=False), "derived", "the same with the scales of the experts only")
+
+
+@CHECKS("h200_weights_gib_per_gpu")
+def _weights_h200(_: Evidence) -> Finding:
+    without = _weights(4, engram_scales=False)
+    return Finding(
+        _weights(4),
+        "derived",
+        f"experts and scales ÷ 4, the rest on each GPU; {without:.1f} GiB without Engram's scales",
+    )
+
+
+@CHECKS("kv_bytes_per_token", "kv_bytes_at_52m_tokens")
+def _kv_bytes(_: Evidence) -> Finding:
+    return Finding(_bytes_per_token(_memory("S2")), "derived", "160 GiB ÷ 52 million tokens, both printed by S2")
+
+
+def _tokens_at_footprint(row: dict[str, Any]) -> float:
+    footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
+    return row["kv_cache_gib_per_gpu"] * GIB / footprint / 1e6
+
+
+@CHECKS("kv_tokens_per_rank", "kv_tokens_at_890_bytes")
+def _kv_tokens(_: Evidence) -> Finding:
+    return Finding(_tokens_at_footprint(_memory("S2")), "derived", "160 GiB ÷ S1's 890 B per token")
+
+
+@CHECKS("h200_kv_tokens")
+def _h200_tokens(_: Evidence) -> Finding:
+    return Finding(_tokens_at_footprint(_memory("vllm-recipe")), "derived", "38.5 GiB ÷ S1's 890 B per token")
+
+
+@CHECKS("h200_kv_bytes_per_token")
+def _h200_bytes(_: Evidence) -> Finding:
+    return Finding(_bytes_per_token(_memory("vllm-recipe")), "derived", "38.5 GiB ÷ 20 million tokens")
+
+
+@CHECKS("seqs_per_node")
+def _seqs(_: Evidence) -> Finding:
+    row = _memory("S2")
+    return Finding(row["max_seqs_per_rank"] * row["num_gpus"], "derived", "256 on each of 8 ranks")
+
+
+@CHECKS("memory_is_not_the_limit")
+def _not_the_limit(_: Evidence) -> Finding:
+    row = _memory("S2")
+    needed = row["max_seqs_per_rank"] * (8 * K + K)
+    share = 100 * needed / row["kv_cache_tokens_per_rank"]
+    return Finding(
+        needed <= row["kv_cache_tokens_per_rank"],
+        "derived",
+        f"256 × 9,216 tokens are {share:.1f} % of the printed capacity, the smallest of the three figures",
+    )
+
+
+def _checkpoint_check(value: Callable[[Any], float], note: str) -> Callable[[Evidence], Finding]:
+    def check(_: Evidence) -> Finding:
+        return Finding(value(catalog.model(MODEL)), "derived", note)
+
+    return check
+
+
+def _sum_of_parts(model: catalog.Model) -> float:
+    c = model.checkpoint
+    return sum(part.known for part in (c.expert_gib, c.engram_gib, c.dense_gib, c.embedding_gib, c.scale_gib))
+
+
+def _engram_parameters(model: catalog.Model) -> float:
+    e = model.engram
+    return len(e.layers.known) * e.num_rows.known * e.row_dimensions.known / 1e9
+
+
+def _scales_gib(model: catalog.Model) -> float:
+    return (model.checkpoint.expert_entries.known + model.engram.num_parameters.known) / MXFP4_BLOCK / GIB
+
+
+CHECKS("checkpoint_gib")(_checkpoint_check(_sum_of_parts, "sum of the five parts"))
+CHECKS("engram_parameters_billion")(_checkpoint_check(_engram_parameters, "2 layers × 384 million rows × 256"))
+CHECKS("engram_gib")(_checkpoint_check(lambda m: m.engram.num_parameters.known / GIB, "parameters at 8 bit"))
+CHECKS("scales_gib")(_checkpoint_check(_scales_gib, "one byte per 32 expert and Engram weights"))

@@ -1,0 +1,713 @@
+"""What does wide expert parallelism buy from DEP4 to DEP32, and what bounds it?
+
+Two published times of the target's MoE part, the form a + b/EP through them, the throughput per GPU that follows, the
+least time in which the memory delivers the experts, and the places where the sources' figures do not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rackbook import catalog, published
+from rackbook.claims import Checks, Finding
+from rackbook.models.ep_scaling import EpScaling, fit_ep_scaling, popularity_read_in
+from rackbook.models.memory import GIB, mxfp4_bytes, weights_gib_per_gpu
+from rackbook.models.speculation import expected_distinct_experts, read_ms
+
+CHECKS = Checks("wide_ep_scaling")
+
+MODEL = "deepseek-v4.1-flash"
+PRINTED_HARDWARE = "gb300"
+"""The rack that S1 is about; its wide-EP section names no hardware."""
+HALF_UNIT_MS = 0.05
+"""Half a unit of the last digit of the two printed MoE times."""
+CLAIMED_DRAFT_TOKENS = 5
+READ_SHARE = 0.99
+
+
+class Params(BaseModel):
+    """Parameters of notebook 03."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ep_sizes: list[int] = Field(default=[4, 8, 16, 32, 64], min_length=2, description="expert-parallel sizes to show")
+    rest_ms: float = Field(default=10.0, gt=0, description="everything but the target's MoE in a step, at every size")
+    acceptance_length: float = Field(default=3.51, ge=1, description="tokens that a step yields per request")
+    gain_threshold_percent: float = Field(
+        default=10.0, gt=0, lt=100, description="gain below which a doubling is marked"
+    )
+    hardware: str = Field(default=PRINTED_HARDWARE, description="GPU, by its file name in data/hardware")
+    bandwidth_tb_per_s: float | None = Field(
+        default=None, gt=0, description="memory bandwidth of a GPU; none for the nominal one"
+    )
+    requests_per_gpu: int = Field(default=64, ge=1, description="load at which the experts read are counted")
+    draft_tokens: int = Field(default=CLAIMED_DRAFT_TOKENS, ge=0, description="tokens drafted per request and step")
+
+    @field_validator("ep_sizes")
+    @classmethod
+    def _ascending(cls, sizes: list[int]) -> list[int]:
+        if sizes != sorted(set(sizes)) or sizes[0] < 1:
+            raise ValueError(f"got {sizes}, allowed: whole numbers ≥ 1 in ascending order, each once")
+        return sizes
+
+    @model_validator(mode="after")
+    def _no_more_than_checked(self) -> Params:
+        if self.acceptance_length > 1 + self.draft_tokens:
+            raise ValueError(
+                f"acceptance_length: got {self.acceptance_length:g}, allowed: at most {1 + self.draft_tokens}, "
+                "the drafted tokens and the target's own"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the notebook shows.
+
+    Attributes:
+        points: table ``wide_ep_scaling``, published.
+        scaling: a + b/EP through the two MoE times, and the rest of the step.
+        fit: its two numbers with the range that the rounding of the printed times allows.
+        curve: step_ms by ep_size and component ("target MoE", "whole step"), origin "modelled".
+        steps: the same at the chosen sizes, and the published MoE times.
+        sizes: one row per chosen size: moe_ms, rest_ms, step_ms, step_low_ms and step_high_ms (rounding only),
+            step_share_percent of the MoE, steps_per_s, throughput_per_gpu_ratio, output_tok_per_s_per_gpu.
+        ratio_curve: throughput_per_gpu_ratio by ep_size, origin "modelled".
+        doublings: one row per pair of neighbouring sizes: gain_percent, gain_per_doubling_percent, below_threshold,
+            gpu_saving_ms.
+        bandwidth: the arithmetic of the memory bandwidth that b implies: quantity, value, low, high, unit.
+        roofline: one row per chosen size at the printed load: experts_touched_percent, hbm_floor_ms, moe_ms,
+            beside_read_ms, hbm_use_percent.
+        coverage: experts_touched_percent by ep_size and requests_per_rank, origin "modelled".
+        coverage_at: the same at the chosen load, with popularity_percent and checked_tokens.
+        memory: weights per GPU at EP8 by reading and weight_part.
+        cross_checks: printed figures beside what others imply: quantity, value, found, difference_percent, unit,
+            reading.
+    """
+
+    points: pl.DataFrame
+    scaling: EpScaling
+    fit: pl.DataFrame
+    curve: pl.DataFrame
+    steps: pl.DataFrame
+    sizes: pl.DataFrame
+    ratio_curve: pl.DataFrame
+    doublings: pl.DataFrame
+    bandwidth: pl.DataFrame
+    roofline: pl.DataFrame
+    coverage: pl.DataFrame
+    coverage_at: pl.DataFrame
+    memory: pl.DataFrame
+    cross_checks: pl.DataFrame
+
+
+def collect(params: Params) -> Evidence:
+    """Gather the published times, the form through them and what follows from it.
+
+    Raises:
+        DataError: unknown hardware, or hardware whose bandwidth is not known.
+    """
+    scaling = published_scaling(params.rest_ms)
+    sizes = by_size(scaling, params)
+    coverage, coverage_at = experts_read(params)
+    return Evidence(
+        points=published.read("wide_ep_scaling"),
+        scaling=scaling,
+        fit=fit_table(scaling),
+        curve=step_curve(scaling, params),
+        steps=step_points(sizes),
+        sizes=sizes,
+        ratio_curve=ratio_curve(scaling, params),
+        doublings=doublings(scaling, params),
+        bandwidth=bandwidth_table(scaling, params),
+        roofline=roofline(scaling, params),
+        coverage=coverage,
+        coverage_at=coverage_at,
+        memory=memory_by_reading(scaling, params),
+        cross_checks=cross_checks(),
+    )
+
+
+def published_scaling(rest_ms: float | None = None) -> EpScaling:
+    """The form through the published MoE times; the rest of the step is the published one unless another is given."""
+    moe = _published("moe")
+    rest = _published("rest")["step_ms"].unique().item() if rest_ms is None else rest_ms
+    return fit_ep_scaling(moe["ep_size"], moe["step_ms"], float(rest))
+
+
+def _published(component: str) -> pl.DataFrame:
+    return published.read("wide_ep_scaling").filter(pl.col("component") == component).sort("ep_size")
+
+
+def _load() -> int:
+    return published.read("wide_ep_scaling")["requests_per_rank"].unique().item()
+
+
+def bandwidth_of(params: Params) -> float:
+    """Memory bandwidth of one GPU in TB/s: the given one, or the nominal one of the hardware.
+
+    Raises:
+        DataError: unknown hardware, or hardware whose bandwidth is not known.
+    """
+    nominal = catalog.hardware(params.hardware).hbm_tb_per_s
+    return nominal.known if params.bandwidth_tb_per_s is None else params.bandwidth_tb_per_s
+
+
+def expert_gb(*, scales: bool = True) -> float:
+    """Weights of the target's routed experts in all layers, in 10⁹ bytes: all expert entries less the draft's."""
+    checkpoint = catalog.model(MODEL).checkpoint
+    entries = checkpoint.expert_entries.known - checkpoint.draft_expert_entries.known
+    return mxfp4_bytes(entries, bits=checkpoint.expert_bits.known, scales=scales) / 1e9
+
+
+def fit_table(scaling: EpScaling) -> pl.DataFrame:
+    """The fit's two numbers: quantity, value, low, high, unit, origin, source, formula.
+
+    Low and high say what the rounding of the two printed times allows; a two-point fit has no error bar.
+    """
+    constant, shared = float(scaling.rounding_ms(np.inf, HALF_UNIT_MS)), scaling.shared_rounding_ms(HALF_UNIT_MS)
+    (small, slow), (large, fast) = _published("moe").select("ep_size", "step_ms").iter_rows()
+    return _quantities(
+        [
+            (
+                "a: MoE time that does not shrink",
+                *_around(scaling.constant_ms, constant),
+                "ms",
+                f"{slow:g} − b ÷ {small}",
+            ),
+            (
+                "b: MoE time that the GPUs share",
+                *_around(scaling.shared_ms, shared),
+                "ms",
+                f"({slow:g} − {fast:g}) ÷ (1/{small} − 1/{large})",
+            ),
+        ],
+        source="S1",
+    )
+
+
+def _around(value: float, half: float) -> tuple[float, float, float]:
+    return value, value - half, value + half
+
+
+def _quantities(rows: list[tuple[str, float, float | None, float | None, str, str]], source: str) -> pl.DataFrame:
+    names = ("quantity", "value", "low", "high", "unit", "formula")
+    return pl.DataFrame(
+        [dict(zip(names, row, strict=True)) for row in rows],
+        schema_overrides={"low": pl.Float64, "high": pl.Float64},
+    ).select(*names[:-1], pl.lit("derived").alias("origin"), pl.lit(source).alias("source"), "formula")
+
+
+def _grid(params: Params) -> list[int]:
+    sizes = [*params.ep_sizes, *_published("moe")["ep_size"]]
+    return np.unique(np.geomspace(min(sizes), max(sizes), 80).round().astype(int)).tolist()
+
+
+def _form(scaling: EpScaling) -> str:
+    return f"{scaling.constant_ms:.3f} ms + {scaling.shared_ms:.3f} ms ÷ EP"
+
+
+def step_curve(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """MoE time and whole step at every size between the smallest and the largest: ep_size, component, step_ms."""
+    grid = _grid(params)
+    form = _form(scaling)
+    parts = (
+        ("target MoE", scaling.moe_ms(grid), form),
+        ("whole step", scaling.step_ms(grid), f"{form} + {scaling.rest_ms:g} ms"),
+    )
+    return pl.concat(
+        pl.DataFrame({"ep_size": grid, "component": [component] * len(grid), "step_ms": times}).with_columns(
+            pl.lit("modelled").alias("origin"), pl.lit("S1").alias("source"), pl.lit(formula).alias("formula")
+        )
+        for component, times, formula in parts
+    )
+
+
+def by_size(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """The step and the throughput per GPU at each chosen size; columns as :class:`Evidence` says.
+
+    A row is "derived" where both parts of the step are printed, else "modelled".
+    """
+    printed = dict(_published("moe").select("ep_size", "step_ms").iter_rows())
+    printed_rest = dict(_published("rest").select("ep_size", "step_ms").iter_rows())
+    load = _load()
+    first = float(scaling.step_ms(params.ep_sizes[0]))
+    rows = []
+    for size in params.ep_sizes:
+        moe, step = float(scaling.moe_ms(size)), float(scaling.step_ms(size))
+        rounding = float(scaling.rounding_ms(size, HALF_UNIT_MS))
+        derived = size in printed and printed_rest[size] == scaling.rest_ms
+        rows.append(
+            {
+                "ep_size": size,
+                "moe_ms": moe,
+                "rest_ms": scaling.rest_ms,
+                "step_ms": step,
+                "step_low_ms": step - rounding,
+                "step_high_ms": step + rounding,
+                "step_share_percent": 100 * moe / step,
+                "steps_per_s": 1e3 / step,
+                "throughput_per_gpu_ratio": first / step,
+                "output_tok_per_s_per_gpu": load * params.acceptance_length * 1e3 / step,
+                "origin": "derived" if derived else "modelled",
+                "source": "S1",
+                "formula": f"{moe:.4g} ms + {scaling.rest_ms:g} ms",
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def step_points(sizes: pl.DataFrame) -> pl.DataFrame:
+    """The chosen sizes and the published MoE times as points of the step chart: ep_size, component, step_ms."""
+    kept = ("ep_size", "component", "step_ms", "origin", "source")
+    whole = sizes.with_columns(pl.lit("whole step").alias("component")).select(kept)
+    printed = _published("moe").with_columns(pl.lit("target MoE").alias("component")).select(kept)
+    between = (
+        sizes.filter(~pl.col("ep_size").is_in(printed["ep_size"].to_list()))
+        .with_columns(
+            pl.lit("target MoE").alias("component"),
+            pl.col("moe_ms").alias("step_ms"),
+            pl.lit("modelled").alias("origin"),
+        )
+        .select(kept)
+    )
+    return pl.concat([printed, between, whole])
+
+
+def ratio_curve(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """Throughput per GPU relative to the smallest chosen size: ep_size, throughput_per_gpu_ratio."""
+    grid = [size for size in _grid(params) if size >= params.ep_sizes[0]]
+    ratio = scaling.step_ms(params.ep_sizes[0]) / scaling.step_ms(grid)
+    return pl.DataFrame({"ep_size": grid, "throughput_per_gpu_ratio": ratio}).with_columns(
+        pl.lit("modelled").alias("origin"), pl.lit("S1").alias("source")
+    )
+
+
+def doublings(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """What each next size gains; a pair that is not a doubling is converted to the gain of one doubling.
+
+    ``gpu_saving_ms`` is what the step shrinks by: if anything else in the step grows by as much, the gain is gone.
+
+    Returns:
+        doubling, baseline_ep_size, ep_size, gain_percent, gain_per_doubling_percent, below_threshold, gpu_saving_ms,
+        origin "modelled", source, formula.
+    """
+    rows = []
+    for small, large in zip(params.ep_sizes, params.ep_sizes[1:], strict=False):
+        gain = scaling.gain(small, large)
+        per_doubling = (1 + gain) ** (1 / np.log2(large / small)) - 1
+        before, after = float(scaling.step_ms(small)), float(scaling.step_ms(large))
+        rows.append(
+            {
+                "doubling": f"{small} → {large}",
+                "baseline_ep_size": small,
+                "ep_size": large,
+                "gain_percent": 100 * gain,
+                "gain_per_doubling_percent": 100 * per_doubling,
+                "below_threshold": bool(100 * per_doubling < params.gain_threshold_percent),
+                "gpu_saving_ms": before - after,
+                "origin": "modelled",
+                "source": "S1",
+                "formula": f"{before:.4g} ms ÷ {after:.4g} ms",
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def size_at_threshold(evidence: Evidence, params: Params) -> float:
+    """The size to which a doubling gains exactly the threshold; a doubling to a larger one gains less."""
+    return evidence.scaling.size_of_gain(params.gain_threshold_percent / 100)
+
+
+def bandwidth_table(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """The memory bandwidth that b implies if b is the reading of every routed expert, step by step.
+
+    Returns:
+        quantity, value, low, high, unit, origin "derived", source, formula; low and high from the rounding of the two
+        printed times alone.
+    """
+    shared, half = scaling.shared_ms, scaling.shared_rounding_ms(HALF_UNIT_MS)
+    bandwidth = bandwidth_of(params)
+    checkpoint = catalog.model(MODEL).checkpoint
+    entries, draft = (n.known / 1e9 for n in (checkpoint.expert_entries, checkpoint.draft_expert_entries))
+    small, large = _published("moe")["ep_size"]
+    difference = 1 / small - 1 / large
+    with_scales, without = expert_gb(), expert_gb(scales=False)
+    given = f"{bandwidth:g} TB/s"
+
+    def implied(weights_gb: float) -> tuple[float, float, float]:
+        return weights_gb / shared, weights_gb / (shared + half), weights_gb / (shared - half)
+
+    return _quantities(
+        [
+            (
+                "routed experts of the target",
+                entries - draft,
+                None,
+                None,
+                "billion weights",
+                f"{entries:g} − {draft:g}",
+            ),
+            ("their weights without scales", without, None, None, "GB", f"{checkpoint.expert_bits.known} bits each"),
+            ("their weights with scales", with_scales, None, None, "GB", "and one scale byte per 32 weights"),
+            ("bandwidth that b implies, without scales", *implied(without), "TB/s", "weights ÷ b"),
+            ("bandwidth that b implies, with scales", *implied(with_scales), "TB/s", "weights ÷ b"),
+            ("bandwidth of the memory", bandwidth, None, None, "TB/s", _bandwidth_origin(params)),
+            ("what b can read at that bandwidth", *_around(shared * bandwidth, half * bandwidth), "GB", f"b × {given}"),
+            (
+                f"growth of the other MoE time, DEP{small} to DEP{large}, if all is read at that bandwidth",
+                *_around((with_scales / bandwidth - shared) * difference, half * difference),
+                "ms",
+                f"(weights ÷ {given} − b) × (1/{small} − 1/{large})",
+            ),
+            (
+                "least bandwidth if what grows is an exchange in proportion to 1 − 1/EP",
+                with_scales / (shared + scaling.constant_ms),
+                None,
+                None,
+                "TB/s",
+                "weights ÷ (a + b)",
+            ),
+        ],
+        source="S1+vllm-recipe+vendor-hardware",
+    )
+
+
+def _bandwidth_origin(params: Params) -> str:
+    hardware = catalog.hardware(params.hardware)
+    if params.bandwidth_tb_per_s is None:
+        return f"nominal, {hardware.name}"
+    nominal = hardware.hbm_tb_per_s.value
+    instead = "unknown bandwidth" if nominal is None else f"{nominal:g} TB/s"
+    return f"as given, instead of the {instead} of {hardware.name}"
+
+
+def roofline(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """The MoE time at each chosen size and the least time to read the experts that a step touches.
+
+    At the load at which the MoE times are printed, experts spread evenly, each touched expert read once per step.
+
+    Returns:
+        ep_size, requests_per_rank, experts_touched_percent, hbm_floor_ms, moe_ms, beside_read_ms,
+        hbm_use_percent, hardware, origin, source, formula; origin is that of the MoE time.
+    """
+    bandwidth, load = bandwidth_of(params), _load()
+    printed = _published("moe")["ep_size"].to_list()
+    rows = []
+    for size in params.ep_sizes:
+        touched = experts_touched(size, load, params.draft_tokens)
+        floor = read_ms(touched * expert_gb() * 1e9, size, bandwidth)
+        moe = float(scaling.moe_ms(size))
+        rows.append(
+            {
+                "ep_size": size,
+                "requests_per_rank": load,
+                "experts_touched_percent": 100 * touched,
+                "hbm_floor_ms": floor,
+                "moe_ms": moe,
+                "beside_read_ms": moe - floor,
+                "hbm_use_percent": 100 * floor / moe,
+                "hardware": catalog.hardware(params.hardware).name,
+                "origin": "published" if size in printed else "modelled",
+                "source": "S1+vllm-recipe+vendor-hardware",
+                "formula": f"{expert_gb():.1f} GB ÷ ({size} × {bandwidth:g} TB/s)",
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def experts_touched(ep_size: int, requests_per_gpu: int, draft_tokens: int) -> float:
+    """Share of a layer's routed experts that a step picks at uniform, independent routing, over all GPUs."""
+    experts = catalog.model(MODEL).experts
+    tokens = ep_size * requests_per_gpu * (1 + draft_tokens)
+    return expected_distinct_experts(experts.num_routed.known, experts.top_k.known, tokens) / experts.num_routed.known
+
+
+def experts_read(params: Params) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Which share of the experts a step reads, by size and load, and at the chosen load.
+
+    Returns:
+        Two frames: ep_size, requests_per_rank, checked_tokens (over all GPUs), experts_touched_percent,
+        popularity_percent, origin "modelled", source. ``popularity_percent`` is how popular an expert must be, of the
+        mean, for 99 of 100 steps to read it.
+    """
+    experts = catalog.model(MODEL).experts
+    mean = experts.top_k.known / experts.num_routed.known
+
+    def row(size: int, load: int) -> dict[str, Any]:
+        tokens = size * load * (1 + params.draft_tokens)
+        return {
+            "ep_size": size,
+            "requests_per_rank": load,
+            "checked_tokens": tokens,
+            "experts_touched_percent": 100 * experts_touched(size, load, params.draft_tokens),
+            "popularity_percent": 100 * popularity_read_in(READ_SHARE, tokens) / mean,
+            "origin": "modelled",
+            "source": "S1+S2",
+        }
+
+    largest = max(256, params.requests_per_gpu)
+    loads = np.unique(np.geomspace(1, largest, 60).round().astype(int)).tolist()
+    grid = pl.DataFrame([row(size, load) for size in params.ep_sizes for load in loads])
+    return grid, pl.DataFrame([row(size, params.requests_per_gpu) for size in params.ep_sizes])
+
+
+def memory_by_reading(scaling: EpScaling, params: Params) -> pl.DataFrame:
+    """Weights on each GPU at EP8: printed, from the checkpoint's parts, and from b at the memory bandwidth.
+
+    Returns:
+        reading, weight_part, gib_per_gpu, origin, source, formula.
+    """
+    checkpoint = catalog.model(MODEL).checkpoint
+    printed, num_gpus = _printed_weights()
+    bandwidth = bandwidth_of(params)
+    shared = scaling.shared_ms * 1e-3 * bandwidth * 1e12 / num_gpus / GIB
+
+    def rows(reading: str, parts: dict[str, float], source: str, formula: str, origin: str = "derived"):
+        return [
+            {
+                "reading": reading,
+                "weight_part": part,
+                "gib_per_gpu": gib,
+                "origin": origin,
+                "source": source,
+                "formula": formula,
+            }
+            for part, gib in parts.items()
+        ]
+
+    sharded = f"experts and scales ÷ {num_gpus}, the rest on each GPU"
+    return pl.DataFrame(
+        [
+            *rows("printed", {"all weights": printed}, "S2", "", "published"),
+            *rows("parts of the checkpoint", weights_gib_per_gpu(checkpoint, num_gpus), "vllm-recipe", sharded),
+            *rows(
+                "the same, Engram's scales outside",
+                weights_gib_per_gpu(checkpoint, num_gpus, engram_scales=False),
+                "vllm-recipe",
+                f"{sharded}; scales of the experts only",
+            ),
+            *rows(
+                f"b read at {bandwidth:g} TB/s, and what is left of the printed",
+                {"experts": shared, "rest of the sum": printed - shared},
+                "S1+S2+vendor-hardware",
+                f"b × {bandwidth:g} TB/s ÷ {num_gpus}",
+            ),
+        ]
+    )
+
+
+def _printed_weights() -> tuple[float, int]:
+    row = published.read("single_node_memory").filter(pl.col("source") == "S2").row(0, named=True)
+    return row["weights_gib_per_gpu"], row["num_gpus"]
+
+
+def cross_checks() -> pl.DataFrame:
+    """Printed figures beside what other printed figures imply, whatever the parameters.
+
+    Returns:
+        quantity, value (printed), found (here), difference_percent, unit, reading, origin, source, formula.
+    """
+    scaling = published_scaling()
+    moe = dict(_published("moe").select("ep_size", "step_ms").iter_rows())
+    share = published.read("step_breakdown").filter(pl.col("component") == "moe")["step_share_percent"].item()
+    saving = published.read("engine_gap_gpu").row(0, named=True)
+    sweep = published.read("context_sweep").filter(pl.col("context_tokens") == 131072).row(0, named=True)
+    printed_weights, num_gpus = _printed_weights()
+    checkpoint = catalog.model(MODEL).checkpoint
+    nominal = catalog.hardware(PRINTED_HARDWARE).hbm_tb_per_s.known
+    from_size, to_size = saving["baseline_ep_size"], saving["ep_size"]
+    saved = float(scaling.step_ms(from_size) - scaling.step_ms(to_size))
+    rows: list[tuple[str, float, float, str, str, str, str]] = [
+        (
+            f"GPU time saved, DEP{from_size} to DEP{to_size}",
+            saving["gpu_saving_ms"],
+            saved,
+            "ms",
+            "the only printed figure between the two points; its load is not printed",
+            "S1",
+            f"b × (1/{from_size} − 1/{to_size})",
+        )
+    ]
+    for size, time in moe.items():
+        outside = scaling.rest_ms - time * (100 / share - 1)
+        rows.append(
+            (
+                f"MoE share of the target's step, if it is DEP{size}'s",
+                share,
+                100 * time / (time + scaling.rest_ms),
+                "%",
+                f"fits only if {outside:.1f} of the {scaling.rest_ms:g} ms are outside the target's step",
+                "S1",
+                f"{time:g} ÷ ({time:g} + {scaling.rest_ms:g})",
+            )
+        )
+    rows += [
+        (
+            f"target's step at DEP{sweep['ep_size']}, 128K",
+            sweep["step_ms"],
+            100 * moe[sweep["ep_size"]] / share,
+            "ms",
+            f"printed at {sweep['requests_per_rank']} requests per GPU, here {_load()}, if the share is this size's",
+            "S1",
+            f"{moe[sweep['ep_size']]:g} ms ÷ {share:g} %",
+        ),
+        (
+            f"weights per GPU at EP{num_gpus}",
+            printed_weights,
+            sum(weights_gib_per_gpu(checkpoint, num_gpus).values()),
+            "GiB",
+            "two sources; experts and scales split, everything else on each GPU, Engram outside",
+            "S2+vllm-recipe",
+            f"({checkpoint.expert_gib.known:g} + {checkpoint.scale_gib.known:g}) ÷ {num_gpus} + "
+            f"{checkpoint.dense_gib.known:g} + {checkpoint.embedding_gib.known:g}",
+        ),
+        (
+            "weights of the routed target experts (from the checkpoint)",
+            expert_gb(),
+            scaling.shared_ms * nominal,
+            "GB",
+            "b is too short to read them all at the nominal bandwidth",
+            "S1+vllm-recipe+vendor-hardware",
+            f"b × {nominal:g} TB/s",
+        ),
+        (
+            "memory bandwidth",
+            nominal,
+            expert_gb() / scaling.shared_ms,
+            "TB/s",
+            "the same, as a bandwidth",
+            "S1+vllm-recipe+vendor-hardware",
+            f"{expert_gb():.1f} GB ÷ b",
+        ),
+    ]
+    return pl.DataFrame(
+        [
+            {
+                "quantity": quantity,
+                "value": float(value),
+                "found": found,
+                "difference_percent": 100 * (found / value - 1),
+                "unit": unit,
+                "reading": reading,
+                "origin": "derived",
+                "source": source,
+                "formula": formula,
+            }
+            for quantity, value, found, unit, reading, source, formula in rows
+        ]
+    )
+
+
+_ALONE = Finding(None, note="one printed time; the other figures do not determine it")
+
+
+@CHECKS("moe_dep4_ms", "moe_dep32_ms")
+def _moe(_: Evidence) -> Finding:
+    return _ALONE
+
+
+@CHECKS("rest_ms")
+def _rest(_: Evidence) -> Finding:
+    return Finding(
+        None,
+        note="printed as an approximation for both sizes; the MoE share of 62 % would determine it if its parallel "
+        "size and the drafter's time were printed",
+    )
+
+
+@CHECKS("draft_comm_offsets_gain")
+def _draft(_: Evidence) -> Finding:
+    saving = float(published_scaling().step_ms(16) - published_scaling().step_ms(32))
+    return Finding(None, note=f"no time of the draft is printed; {saving:.2f} ms of it would cancel DEP16 to DEP32")
+
+
+@CHECKS("gain_diminishes")
+def _diminishes(_: Evidence) -> Finding:
+    scaling = published_scaling()
+    gains = [scaling.gain(size, 2 * size) for size in (4, 8, 16)]
+    words = ", ".join(f"{100 * gain:.1f} %" for gain in gains)
+    return Finding(
+        gains == sorted(gains, reverse=True) and gains[-1] > 0,
+        "modelled",
+        f"{words} per doubling; the form a + b/EP implies it, two points cannot test the form",
+    )
+
+
+def _fit_check(value: Callable[[EpScaling], float], basis: str, note: str) -> Callable[[Evidence], Finding]:
+    def check(_: Evidence) -> Finding:
+        return Finding(float(value(published_scaling())), basis, note)
+
+    return check
+
+
+CHECKS("fit_constant_ms")(_fit_check(lambda s: s.constant_ms, "derived", "two points, exactly determined"))
+CHECKS("fit_slope_ms")(_fit_check(lambda s: s.shared_ms, "derived", "two points, exactly determined"))
+CHECKS("fit_dep8_ms")(_fit_check(lambda s: s.moe_ms(8), "modelled", "a + b/8, no error bar"))
+CHECKS("fit_dep16_ms")(_fit_check(lambda s: s.moe_ms(16), "modelled", "a + b/16, no error bar"))
+
+
+def _nominal() -> float:
+    return catalog.hardware(PRINTED_HARDWARE).hbm_tb_per_s.known
+
+
+def _experts_from_fit_gb(scaling: EpScaling) -> float:
+    return scaling.shared_ms * _nominal()
+
+
+CHECKS("expert_bytes_from_fit_gb")(_fit_check(_experts_from_fit_gb, "derived", "b × nominal bandwidth"))
+CHECKS("expert_gib_per_gpu_dep8")(
+    _fit_check(lambda s: _experts_from_fit_gb(s) * 1e9 / 8 / GIB, "derived", "b × nominal bandwidth ÷ 8")
+)
+CHECKS("replicated_gib_per_gpu_dep8")(
+    _fit_check(
+        lambda s: _printed_weights()[0] - _experts_from_fit_gb(s) * 1e9 / 8 / GIB,
+        "derived",
+        "the remainder of the printed sum, so it cannot disagree with it; the checkpoint's parts leave 10.8 GiB",
+    )
+)
+CHECKS("implied_bandwidth_tb_per_s")(
+    _fit_check(lambda s: expert_gb() / s.shared_ms, "derived", "weights with scales ÷ b")
+)
+
+
+@CHECKS("bandwidth_above_hbm")
+def _above(_: Evidence) -> Finding:
+    scaling = published_scaling()
+    least = expert_gb() / (scaling.shared_ms + scaling.shared_rounding_ms(HALF_UNIT_MS))
+    return Finding(
+        least > _nominal(),
+        "derived",
+        f"at least {least:.2f} TB/s within the rounding of the printed times; b is shorter than the reading, so "
+        "something else grows with EP, or not all is read",
+    )
+
+
+@CHECKS("routed_entries_billion")
+def _entries(_: Evidence) -> Finding:
+    checkpoint = catalog.model(MODEL).checkpoint
+    entries = checkpoint.expert_entries.known - checkpoint.draft_expert_entries.known
+    return Finding(entries / 1e9, "derived", "all expert entries less the draft's")
+
+
+@CHECKS("routed_weights_gb")
+def _weights(_: Evidence) -> Finding:
+    return Finding(expert_gb(scales=False), "derived", "entries at 4 bit")
+
+
+@CHECKS("routed_weights_with_scales_gb")
+def _weights_with_scales(_: Evidence) -> Finding:
+    return Finding(expert_gb(), "derived", "entries at 4 bit, one scale byte per 32")
+
+
+@CHECKS("expert_checkpoint_gib")
+def _checkpoint(_: Evidence) -> Finding:
+    checkpoint = catalog.model(MODEL).checkpoint
+    found = mxfp4_bytes(checkpoint.expert_entries.known, bits=checkpoint.expert_bits.known, scales=False) / GIB
+    return Finding(found, "derived", "557.2 billion entries at 4 bit")
