@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 CHECKS = Checks("expert_balance")
 MODEL = "deepseek-v4.1-flash"
-CHOICES_PER_READING = 100_000_000
+CHOICES_PER_READING = 30_000_000
 """Draws at the published setting go on until so many experts were chosen: then the interval of the mean is about
-± 0.0003 for every reading, far below half a unit of the printed digits."""
+± 0.0005 for every reading, far below half a unit of the printed digits."""
 
 HALF_UNIT = 0.005
 """Half a unit of the last digit in which the source prints a balancedness."""
@@ -67,8 +67,8 @@ class Params(BaseModel):
     draft_tokens_per_request: int = Field(default=5, ge=1, description="tokens of a request that the draft computes")
     draft_experts: int = Field(default=128, ge=1, description="routed experts of a draft layer")
     draft_top_k: int = Field(default=3, ge=1, description="experts per token in the draft")
-    draws: int = Field(default=1000, ge=10, description="batches drawn at this setting; each is one layer in one step")
-    sweep_draws: int = Field(default=200, ge=10, description="batches drawn per point of a sweep")
+    draws: int = Field(default=400, ge=10, description="batches drawn at this setting; each is one layer in one step")
+    sweep_draws: int = Field(default=60, ge=10, description="batches drawn per point of a sweep")
     confidence: float = Field(default=0.95, gt=0, lt=1, description="coverage of the intervals")
     seed: int = Field(default=1, ge=0, description="seed of every draw")
 

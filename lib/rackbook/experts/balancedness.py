@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from rackbook.errors import DataError, ParameterError
 from rackbook.experts.routing import experts_per_rank
@@ -116,7 +116,7 @@ def estimate_mean(values: ArrayLike, confidence: float = 0.95, *, controls: Arra
     fit = inverse @ (design * sample[:, None]).sum(axis=0)
     freedom = sample.size - int(np.linalg.matrix_rank(products, hermitian=True))
     left = float(np.sum((sample - (design * fit).sum(axis=1)) ** 2)) / freedom
-    half = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * (left * float(inverse[0, 0])) ** 0.5
+    half = float(special.stdtrit(freedom, 0.5 + confidence / 2)) * (left * float(inverse[0, 0])) ** 0.5
     mean = float(fit[0])
     return Estimate(mean, mean - half, mean + half, float(sample.std(ddof=1)), sample.size)
 
@@ -141,12 +141,22 @@ def uniform_controls(rank_loads: ArrayLike, *, num_tokens: int, num_experts: int
     loads = _checked(rank_loads)
     num_ranks = loads.shape[-1]
     held = experts_per_rank(num_experts, num_ranks)
-    variance, skewness = (float(moment) for moment in stats.hypergeom.stats(num_experts, held, top_k, moments="vs"))
+    variance, skewness = _hypergeometric_moments(num_experts, held, top_k)
     if not variance:
         return np.zeros((len(loads), 2))
     scaled = (loads - num_tokens * top_k / num_ranks) / (num_tokens * variance) ** 0.5
     expected = np.array([num_ranks, num_ranks * skewness / num_tokens**0.5])
     return np.stack([(scaled**2).sum(axis=1), (scaled**3).sum(axis=1)], axis=1) - expected
+
+
+def _hypergeometric_moments(num_experts: int, held: int, top_k: int) -> tuple[float, float]:
+    """Variance and skewness of how many of a token's experts a rank holds; the skewness is 0 where it has no spread."""
+    spread = held * top_k * (num_experts - held) * (num_experts - top_k)
+    if not spread:
+        return 0.0, 0.0
+    variance = spread / (num_experts**2 * (num_experts - 1))
+    tilt = (num_experts - 2 * held) * (num_experts - 2 * top_k)
+    return variance, tilt * (num_experts - 1) ** 0.5 / (spread**0.5 * (num_experts - 2)) if tilt else 0.0
 
 
 def recovered_fraction(before: float, after: float, uniform: float) -> float:
@@ -222,7 +232,7 @@ def uniform_balancedness_approximation(*, num_ranks: int, num_tokens: int, num_e
     balls = num_tokens * top_k * (num_experts - 1) / (num_experts - top_k)
     mean = balls / num_ranks
     loads = np.arange(int(mean + 12 * mean**0.5) + 40)
-    probability = stats.poisson.pmf(loads, mean)
+    probability = np.exp(special.xlogy(loads, mean) - mean - special.gammaln(loads + 1))
     can_be_largest = loads >= max(mean, 1)
     maxima, below = loads[can_be_largest], np.cumsum(probability)[can_be_largest]
     first, second, third, fourth = (
@@ -247,7 +257,7 @@ def _edgeworth(z: NDArray[np.float64], skewness: ArrayLike, excess: ArrayLike, s
         + excess * (z**4 - 6 * z**2 + 3) / (24 * size)
         + skewness**2 * (z**6 - 15 * z**4 + 45 * z**2 - 15) / (72 * size)
     )
-    return stats.norm.pdf(z) * np.maximum(correction, 0)
+    return np.exp(-(z**2) / 2) / (2 * np.pi) ** 0.5 * np.maximum(correction, 0)
 
 
 def _checked(rank_loads: ArrayLike) -> NDArray[np.float64]:
