@@ -22,6 +22,7 @@ bench: $(VENV)/.installed-test
 # Re-executes the committed notebooks in place, for whoever changed one or the library under it.
 notebooks: $(VENV)/.installed
 	$(BIN)/rackbook refresh
+	$(BIN)/python tests/packaging/readme_picture.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

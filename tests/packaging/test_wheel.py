@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command: object, cwd: Path) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHONPATH")}
-    done = subprocess.run([str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{command} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 

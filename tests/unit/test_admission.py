@@ -87,15 +87,13 @@ def test_one_burst_takes_its_steps_and_its_work(cap):
     assert run.delay_ms.max() == pytest.approx(13 * steps + 6 * 140), "the cap adds base steps, not work"
 
 
-streams = st.lists(
-    st.tuples(st.integers(0, 300), st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=60
-).map(lambda rows: arrivals(sorted(rows, key=lambda row: row[0]), num_ranks=4))
+streams = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=60).map(
+    lambda rows: arrivals(sorted(rows, key=lambda row: row[0]), num_ranks=4)
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    stream=streams, cap=st.one_of(st.none(), st.integers(1, 5)), base=st.integers(1, 30), hidden=st.integers(0, 10)
-)
+@given(stream=streams, cap=st.one_of(st.none(), st.integers(1, 5)), base=st.integers(1, 30), hidden=st.integers(0, 10))
 def test_laws_of_any_run(stream, cap, base, hidden):
     run = simulate(stream, cap=cap, ns_per_token=1, base_step_ms=base, hidden_ms=hidden)
     cost, step_of = stream.prompt_tokens / MEGA, run.step_of_request
@@ -205,9 +203,7 @@ def test_bad_draws_are_refused(change, words):
 
 def test_statistics_of_two_repeats_by_hand():
     other = arrivals([(0, 0, 8)])
-    (row,) = compare_caps(
-        [FOUR, other], caps=[1], ns_per_token={"x": 1}, base_step_ms=10, whole_run=True
-    ).to_dicts()
+    (row,) = compare_caps([FOUR, other], caps=[1], ns_per_token={"x": 1}, base_step_ms=10, whole_run=True).to_dicts()
     # steps 12, 14, 11 and 18; delays 12, 26, 32, 15 and 18
     assert (row["cap"], row["num_steps"], row["step_mean_ms"], row["step_max_ms"]) == ("1", 4, 13.75, 18)
     assert (row["step_p50_ms"], row["delay_p50_ms"], row["delay_max_ms"]) == (13, 18, 32)

@@ -23,11 +23,7 @@ def facts(record, path=""):
 
 def all_records():
     kinds = {"models": catalog.model, "hardware": catalog.hardware, "prices": catalog.prices}
-    return [
-        (f"{folder}/{name}", read(name))
-        for folder, read in kinds.items()
-        for name in catalog.names(folder)
-    ]
+    return [(f"{folder}/{name}", read(name)) for folder, read in kinds.items() for name in catalog.names(folder)]
 
 
 def test_every_file_of_the_catalog_is_read():
@@ -98,12 +94,10 @@ def test_the_numbers_of_the_model_fit_each_other():
         weights.scale_gib,
     ]
     assert 0 <= weights.total_gib.known - sum(part.known for part in parts) < 1
-    assert weights.expert_entries.known * weights.expert_bits.known / 8 / GIB == pytest.approx(
-        259.5, abs=0.05
+    assert weights.expert_entries.known * weights.expert_bits.known / 8 / GIB == pytest.approx(259.5, abs=0.05)
+    assert engram.num_rows.known * engram.row_dimensions.known * len(engram.layers.known) == pytest.approx(
+        196.6e9, rel=1e-3
     )
-    assert engram.num_rows.known * engram.row_dimensions.known * len(
-        engram.layers.known
-    ) == pytest.approx(196.6e9, rel=1e-3)
     assert engram.num_parameters.known / GIB == pytest.approx(weights.engram_gib.known, abs=0.05)
     assert model.num_encoder_layers.known + model.num_decoder_layers.known == model.num_layers.known
     assert model.experts.num_routed.known == 8 * model.experts.num_per_gpu_at_ep8.known
@@ -119,9 +113,7 @@ def test_the_numbers_of_the_model_fit_each_other():
         ("h200", 4.8, None, None, None),
     ],
 )
-def test_the_hardware_has_the_stated_numbers_and_a_reason_for_the_others(
-    name, bandwidth, capacity, node, rack
-):
+def test_the_hardware_has_the_stated_numbers_and_a_reason_for_the_others(name, bandwidth, capacity, node, rack):
     gpu = catalog.hardware(name)
     stated = (gpu.hbm_tb_per_s, gpu.hbm_gb, gpu.gpus_per_node, gpu.gpus_per_rack)
     assert tuple(fact.value for fact in stated) == (bandwidth, capacity, node, rack)
@@ -157,11 +149,7 @@ def test_every_quote_of_the_reports_stands_in_them(source_texts):
         if fact.source in source_texts
     ]
     assert len(quoted) > 10
-    assert [
-        (where, path)
-        for where, path, fact in quoted
-        if source_texts[fact.source].count(fact.locator) != 1
-    ] == []
+    assert [(where, path) for where, path, fact in quoted if source_texts[fact.source].count(fact.locator) != 1] == []
 
 
 @pytest.mark.parametrize(
@@ -271,7 +259,4 @@ def test_a_record_cannot_be_changed():
     gpu = catalog.hardware("gb300")
     with pytest.raises(ValueError, match="frozen"):
         gpu.hbm_gb.value = 300
-    assert (
-        tomllib.loads((DATA / "hardware" / "gb300.toml").read_text("utf-8"))["hbm_gb"]["value"]
-        == gpu.hbm_gb.value
-    )
+    assert tomllib.loads((DATA / "hardware" / "gb300.toml").read_text("utf-8"))["hbm_gb"]["value"] == gpu.hbm_gb.value

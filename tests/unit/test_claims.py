@@ -352,7 +352,12 @@ def test_a_notebook_gets_every_row_and_rounded_records(small):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "–"), (True, "yes"), (False, "no"), (0.0, "0"), (0.01134, "0.01134"), (9.969697, "9.97"),
+        (None, "–"),
+        (True, "yes"),
+        (False, "no"),
+        (0.0, "0"),
+        (0.01134, "0.01134"),
+        (9.969697, "9.97"),
         (954000, "954,000"),
     ],
 )

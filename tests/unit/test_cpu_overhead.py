@@ -255,9 +255,7 @@ def test_charts(evidence):
         charts.sync_waited_for_and_hidden(evidence.sync_split, subtitle="x"), name="sync_waited_for_and_hidden"
     )
     assert "6.35 ms" in split["title"]["text"]
-    steps = check_chart(
-        charts.step_by_sync(evidence.step_by_sync, evidence.points, subtitle="x"), name="step_by_sync"
-    )
+    steps = check_chart(charts.step_by_sync(evidence.step_by_sync, evidence.points, subtitle="x"), name="step_by_sync")
     assert "does not start at 0" in str(steps)
     check_chart(charts.sync_by_ranks(evidence.sync_growth, subtitle="x"), name="sync_by_ranks")
     check_chart(charts.burst_trade(evidence.burst_trade, published_cap=4, subtitle="x"), name="burst_trade")

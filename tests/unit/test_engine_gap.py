@@ -171,9 +171,7 @@ def test_charts(evidence, tmp_path):
     known = experiment.collect(experiment.Params(baseline_gpu_ms=10.0))
     spec = check_chart(charts.step_parts(known.parts, subtitle="x"), name="step_parts")
     assert spec["title"]["text"] == "At DEP32, 8.67 ms of the step are not GPU time"
-    spec = check_chart(
-        charts.gap_growth_candidates(evidence.candidates, subtitle="x"), name="gap_growth_candidates"
-    )
+    spec = check_chart(charts.gap_growth_candidates(evidence.candidates, subtitle="x"), name="gap_growth_candidates")
     assert "4.83 ms" in spec["title"]["text"]
     spec = check_chart(charts.gap_by_setting(with_pairs(tmp_path).gaps, subtitle="x"), name="gap_by_setting")
     assert spec["title"]["text"].startswith("The engine adds 5.00 ms at DEP4, 38 %")

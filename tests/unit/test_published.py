@@ -29,9 +29,7 @@ def printed(value):
     spellings = {text for text in plain if float(text.replace(",", "")) == value}
     for unit, letter in ((1e3, "K"), (1024, "K"), (1e6, "M")):
         short = {f"{value / unit:g}", f"{value / unit:.1f}"}
-        spellings |= {
-            f"{text}{letter}" for text in short if float(text) * unit == pytest.approx(value, rel=1e-9)
-        }
+        spellings |= {f"{text}{letter}" for text in short if float(text) * unit == pytest.approx(value, rel=1e-9)}
     if value == 131072:
         spellings.add("131K")
     return spellings
@@ -39,10 +37,7 @@ def printed(value):
 
 def stands_in(value, text):
     """Whether the number stands in the text as a whole number, not as a part of a longer one."""
-    return any(
-        re.search(rf"(?<![\d.,]){re.escape(spelling)}(?![\d]|[.,]\d|[KM])", text)
-        for spelling in printed(value)
-    )
+    return any(re.search(rf"(?<![\d.,]){re.escape(spelling)}(?![\d]|[.,]\d|[KM])", text) for spelling in printed(value))
 
 
 def surroundings(locator, text):
@@ -397,9 +392,7 @@ def folder(tmp_path, monkeypatch):
     """A data folder with the real register and one table to break."""
     (tmp_path / "published").mkdir()
     (tmp_path / "sources.toml").write_bytes((DATA / "sources.toml").read_bytes())
-    (tmp_path / "published" / "context_sweep.csv").write_bytes(
-        (DATA / "published" / "context_sweep.csv").read_bytes()
-    )
+    (tmp_path / "published" / "context_sweep.csv").write_bytes((DATA / "published" / "context_sweep.csv").read_bytes())
     monkeypatch.setattr(published, "DATA", tmp_path)
     published.sources.cache_clear()
     yield tmp_path
@@ -423,25 +416,19 @@ def test_an_unregistered_source_is_refused(folder):
 
 def test_a_row_that_is_not_published_is_refused(folder):
     edit(folder / "published" / "context_sweep.csv", "published,S1,8.93ms,", "derived,S1,8.93ms,1 + 1")
-    with pytest.raises(
-        DataError, match=r"context_sweep\.csv, row 3, column origin: got 'derived', allowed: published"
-    ):
+    with pytest.raises(DataError, match=r"context_sweep\.csv, row 3, column origin: got 'derived', allowed: published"):
         published.read("context_sweep")
 
 
 @pytest.mark.parametrize("name", ["contxt_sweep", "context_growth"])
 def test_a_table_without_a_file_is_refused(name):
-    with pytest.raises(
-        DataError, match=f"unknown published table: got '{name}', allowed: context_sweep, "
-    ):
+    with pytest.raises(DataError, match=f"unknown published table: got '{name}', allowed: context_sweep, "):
         published.read(name)
 
 
 def test_a_misspelt_source_lists_the_registered_ones():
     assert published.source("S1").date == date(2026, 10, 25)
-    with pytest.raises(
-        DataError, match=r"unknown source: got 'vllm-recipes', .*Did you mean 'vllm-recipe'"
-    ):
+    with pytest.raises(DataError, match=r"unknown source: got 'vllm-recipes', .*Did you mean 'vllm-recipe'"):
         published.source("vllm-recipes")
 
 

@@ -208,9 +208,7 @@ def test_bad_laws_and_ranks_are_named():
 def test_published_accounts():
     points = published.read("cpu_overhead")
     assert sync_removal(points) == Removal(10.8, 1.5, 16.1, 13.15)
-    assert dep_growth(published.read("engine_gap"), published.read("engine_gap_gpu")) == StepGrowth(
-        13.84, 17.57, 1.1
-    )
+    assert dep_growth(published.read("engine_gap"), published.read("engine_gap_gpu")) == StepGrowth(13.84, 17.57, 1.1)
 
 
 def test_a_missing_row_is_named():

@@ -72,9 +72,7 @@ def test_a_row_is_read_with_the_types_of_the_vocabulary(tmp_path):
         ("8.86ms", "", "locator", "nothing", "a published point must have it"),
     ],
 )
-def test_a_bad_cell_is_named_with_file_row_column_got_and_allowed(
-    tmp_path, cell, bad, column_name, got, allowed
-):
+def test_a_bad_cell_is_named_with_file_row_column_got_and_allowed(tmp_path, cell, bad, column_name, got, allowed):
     broken = ",".join(bad if part == cell else part for part in GOOD.split(","))
     with pytest.raises(DataError) as caught:
         read(tmp_path, HEADER, GOOD.replace("a,", "b,", 1), broken)
@@ -107,9 +105,7 @@ def test_each_origin_must_say_where_it_comes_from(origin, column_name):
 
 def test_a_schema_can_refuse_an_origin():
     strict = Schema("strict", "a test row", ("context_tokens",), ("step_ms",), origins=("measured",))
-    with pytest.raises(
-        DataError, match="strict, row 1, column origin: got 'published', allowed: measured"
-    ):
+    with pytest.raises(DataError, match="strict, row 1, column origin: got 'published', allowed: measured"):
         strict.frame(
             [
                 {
@@ -177,9 +173,7 @@ def test_a_wrong_header_says_which_columns(tmp_path, header, complaint):
 
 
 def test_a_file_must_be_there_be_text_and_have_whole_rows(tmp_path):
-    with pytest.raises(
-        DataError, match=r"toy\.csv: no such file, expected a CSV with columns setting, context_tokens"
-    ):
+    with pytest.raises(DataError, match=r"toy\.csv: no such file, expected a CSV with columns setting, context_tokens"):
         TOY.read_csv(tmp_path / "toy.csv")
     with pytest.raises(DataError, match=r"toy\.csv: the file has a header but no rows"):
         read(tmp_path, HEADER)
@@ -255,9 +249,7 @@ def test_a_misspelt_name_lists_the_valid_ones(lookup, name, message):
 def test_require_names_what_is_missing_or_of_another_type():
     frame = pl.DataFrame({"step_ms": [1], "hardware": ["GB300"]})
     require(frame, ["step_ms", "hardware"], "a chart")
-    with pytest.raises(
-        DataError, match="a chart: column 'ep_size' is missing, got columns: step_ms, hardware"
-    ):
+    with pytest.raises(DataError, match="a chart: column 'ep_size' is missing, got columns: step_ms, hardware"):
         require(frame, ["ep_size"], "a chart")
     with pytest.raises(DataError, match="a chart: column 'step_ms' has type String, expected Float64"):
         require(frame.with_columns(step_ms=pl.lit("fast")), ["step_ms"], "a chart")

@@ -47,9 +47,7 @@ def sync_waited_for_and_hidden(split: pl.DataFrame, *, subtitle: str) -> alt.Lay
         split: stage, sync_part, dp_sync_ms.
         subtitle: hardware, model and sample.
     """
-    require(
-        split, ("stage", "sync_part", "dp_sync_ms", "origin", "source", "formula"), "sync_waited_for_and_hidden"
-    )
+    require(split, ("stage", "sync_part", "dp_sync_ms", "origin", "source", "formula"), "sync_waited_for_and_hidden")
     parts = ["waited for", "either", "hidden"]
     ordered = split.with_columns(
         pl.col("sync_part").replace_strict({part: i for i, part in enumerate(parts)}).alias("part_order")
@@ -84,9 +82,7 @@ def sync_waited_for_and_hidden(split: pl.DataFrame, *, subtitle: str) -> alt.Lay
     return (bars + dots + numbers).properties(
         name="sync_waited_for_and_hidden",
         height=alt.Step(56),
-        title=theme.headline(
-            f"Of {total:.1f} ms of synchronisation, at least {hidden:.2f} ms were hidden", subtitle
-        ),
+        title=theme.headline(f"Of {total:.1f} ms of synchronisation, at least {hidden:.2f} ms were hidden", subtitle),
     )
 
 
@@ -198,9 +194,7 @@ def burst_trade(trade: pl.DataFrame, *, published_cap: int, subtitle: str) -> al
         "burst_trade",
     )
     costs = [cost for cost in _COSTS if cost in trade["admission_cost"].unique().to_list()]
-    x = theme.x(
-        "delay_max_ms", scale=alt.Scale(type="log", nice=False, padding=30), axis=alt.Axis(values=_LOG_TICKS)
-    )
+    x = theme.x("delay_max_ms", scale=alt.Scale(type="log", nice=False, padding=30), axis=alt.Axis(values=_LOG_TICKS))
     y = theme.y("step_max_ms", scale=alt.Scale(type="log", padding=12), axis=alt.Axis(values=_LOG_TICKS))
     base = alt.Chart(trade).encode(x=x, y=y, color=theme.entity_color("admission_cost", costs))
     lines = base.mark_line(strokeWidth=1, opacity=0.6).encode(order="step_max_ms:Q")
@@ -250,9 +244,7 @@ def _cap_finding(sweep: pl.DataFrame, published_cap: int) -> str:
     longest = dict(case.select("cap", "step_max_ms").iter_rows())
     uncapped, capped = longest[case["cap"][-1]], longest[str(published_cap)]
     cost = f"{case['admission_cost'][0]} the admission fixes"
-    return (
-        f"A cap of {published_cap} (dotted) takes the longest step from {uncapped:,.0f} to {capped:,.0f} ms, {cost}"
-    )
+    return f"A cap of {published_cap} (dotted) takes the longest step from {uncapped:,.0f} to {capped:,.0f} ms, {cost}"
 
 
 def _statistic_by_cap(sweep: pl.DataFrame, what: str, published_cap: int) -> alt.FacetChart:

@@ -66,13 +66,9 @@ def gap_growth_candidates(candidates: pl.DataFrame, *, subtitle: str) -> alt.Lay
         candidates: quantity, growth_ms, assumption; the first row is the growth to be explained.
         subtitle: hardware, model and sample.
     """
-    require(
-        candidates, ("quantity", "growth_ms", "assumption", "origin", "source", "formula"), "gap_growth_candidates"
-    )
+    require(candidates, ("quantity", "growth_ms", "assumption", "origin", "source", "formula"), "gap_growth_candidates")
     grown = candidates.row(0, named=True)
-    color = alt.condition(
-        alt.datum.quantity == grown["quantity"], alt.value(theme.VERMILLION), alt.value(theme.MUTED)
-    )
+    color = alt.condition(alt.datum.quantity == grown["quantity"], alt.value(theme.VERMILLION), alt.value(theme.MUTED))
     base = alt.Chart(candidates).encode(
         x=theme.x("growth_ms", scale=alt.Scale(domainMin=0)),
         y=alt.Y("quantity:N", title=None, sort=candidates["quantity"].to_list(), axis=alt.Axis(labelLimit=340)),

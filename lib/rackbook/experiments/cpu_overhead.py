@@ -41,14 +41,10 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_ranks: int = Field(default=64, ge=2, le=4096, description="the curves of the sync are drawn up to here")
-    num_ranks: int = Field(
-        default=32, ge=1, le=1024, description="ranks in lockstep; 1 frees a rank from the others"
-    )
+    num_ranks: int = Field(default=32, ge=1, le=1024, description="ranks in lockstep; 1 frees a rank from the others")
     base_step_ms: float = Field(default=13.15, gt=0, description="step without admissions")
     hidden_ms: float = Field(default=0.0, ge=0, description="admission work per step that hides behind the GPU")
-    requests_per_s: float = Field(
-        default=180.0, gt=0, le=20_000, description="admissions per second over all ranks"
-    )
+    requests_per_s: float = Field(default=180.0, gt=0, le=20_000, description="admissions per second over all ranks")
     prompt_tokens: int = Field(default=131_072, ge=1, description="prompt length under load")
     burst_share: float = Field(default=0.25, ge=0, le=1, description="share of the requests that come in bursts")
     burst_size: int = Field(default=140, ge=1, le=10_000, description="requests released together")
@@ -69,9 +65,7 @@ class Params(BaseModel):
     @model_validator(mode="after")
     def _burst_fits(self) -> Params:
         if self.ranks_per_burst > self.num_ranks:
-            raise ValueError(
-                f"ranks_per_burst: got {self.ranks_per_burst}, allowed: 1 to num_ranks = {self.num_ranks}"
-            )
+            raise ValueError(f"ranks_per_burst: got {self.ranks_per_burst}, allowed: 1 to num_ranks = {self.num_ranks}")
         return self
 
 
@@ -144,13 +138,9 @@ def gains(points: pl.DataFrame) -> pl.DataFrame:
             before, after = before_and_after(points, pr, metric)
             if before is not None and after is not None:
                 described = column(metric)
-                rows.append(
-                    (cause, fix, pr, described.label, described.unit, before, after, after / before, source)
-                )
+                rows.append((cause, fix, pr, described.label, described.unit, before, after, after / before, source))
     names = ("cause", "fix", "pr", "quantity", "unit", "before", "after", "after_to_before", "source")
-    return pl.DataFrame(rows, schema=names, orient="row", strict=False).with_columns(
-        pl.lit("derived").alias("origin")
-    )
+    return pl.DataFrame(rows, schema=names, orient="row", strict=False).with_columns(pl.lit("derived").alias("origin"))
 
 
 def sync_split(sync: Removal, source: str) -> pl.DataFrame:
@@ -473,9 +463,7 @@ def _step_saved(evidence: Evidence) -> Finding:
 @CHECKS("sync_mostly_hidden")
 def _sync_mostly_hidden(evidence: Evidence) -> Finding:
     share = evidence.sync.hidden_saved_share
-    return Finding(
-        share > 0.5, "derived", f"{100 * share:.1f} % of the saved sync was hidden, if nothing else changed"
-    )
+    return Finding(share > 0.5, "derived", f"{100 * share:.1f} % of the saved sync was hidden, if nothing else changed")
 
 
 @CHECKS("linear_sync_16_ranks_ms")
@@ -513,16 +501,12 @@ def _doubling_hops(evidence: Evidence) -> Finding:  # noqa: ARG001
 
 @CHECKS("ring_hop_ms")
 def _ring_hop_ms(evidence: Evidence) -> Finding:
-    return Finding(
-        hop_ms("ring", 32, evidence.sync.work_before_ms), "derived", "if the sync is hops of a ring only"
-    )
+    return Finding(hop_ms("ring", 32, evidence.sync.work_before_ms), "derived", "if the sync is hops of a ring only")
 
 
 @CHECKS("doubling_hop_ms")
 def _doubling_hop_ms(evidence: Evidence) -> Finding:
-    return Finding(
-        hop_ms("recursive doubling", 32, evidence.sync.work_after_ms), "derived", "if the sync is hops only"
-    )
+    return Finding(hop_ms("recursive doubling", 32, evidence.sync.work_after_ms), "derived", "if the sync is hops only")
 
 
 @CHECKS("hops_explain_gain")
@@ -530,16 +514,12 @@ def _hops_explain_gain(evidence: Evidence) -> Finding:
     ring = hop_ms("ring", 32, evidence.sync.work_before_ms)
     doubling = hop_ms("recursive doubling", 32, evidence.sync.work_after_ms)
     ratio = max(ring, doubling) / min(ring, doubling)
-    return Finding(
-        ratio < 10, "derived", f"the times per hop are {ratio:.2f}-fold apart, the hops 62 ÷ 5 = 12.4-fold"
-    )
+    return Finding(ratio < 10, "derived", f"the times per hop are {ratio:.2f}-fold apart, the hops 62 ÷ 5 = 12.4-fold")
 
 
 def _ns_per_token(evidence: Evidence, stage: str) -> Finding:
     rows = evidence.admission_costs.filter((pl.col("stage") == stage) & pl.col("reading").str.contains("K = 1,000"))
-    other = evidence.admission_costs.filter(
-        (pl.col("stage") == stage) & pl.col("reading").str.contains("K = 1,024")
-    )
+    other = evidence.admission_costs.filter((pl.col("stage") == stage) & pl.col("reading").str.contains("K = 1,024"))
     return Finding(
         rows["ns_per_token"].item(),
         "derived",

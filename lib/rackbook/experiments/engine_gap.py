@@ -324,9 +324,7 @@ def _check_header(header: list[str], name: str) -> None:
 def _pair_row(cells: dict[str, str], where: str) -> dict[str, object]:
     row: dict[str, object] = {column: cells.get(column) or None for column in _TEXTS}
     if row["setting"] is None:
-        raise DataError(
-            f"{where}, column setting: got nothing, allowed: text that tells the pairs apart, e.g. DEP32"
-        )
+        raise DataError(f"{where}, column setting: got nothing, allowed: text that tells the pairs apart, e.g. DEP32")
     for column in _NUMBERS:
         row[column] = _milliseconds(cells.get(column, ""), f"{where}, column {column}", optional=column == "cpu_ms")
     if row["cpu_ms"] is None:

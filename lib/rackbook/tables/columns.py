@@ -75,9 +75,7 @@ def _count(name: str, label: str, unit: str | None, minimum: float = 1) -> Colum
     return Column(name, pl.Int64, label, unit, minimum)
 
 
-def _amount(
-    name: str, label: str, unit: str | None, minimum: float | None = 0, maximum: float | None = None
-) -> Column:
+def _amount(name: str, label: str, unit: str | None, minimum: float | None = 0, maximum: float | None = None) -> Column:
     return Column(name, pl.Float64, label, unit, minimum, maximum)
 
 
