@@ -1,10 +1,17 @@
-"""Pictures of Vega-Lite specifications, drawn by vl-convert."""
+"""Pictures of Vega-Lite specifications, drawn by vl-convert and kept by what they show.
+
+Drawing all charts of the suite takes longer than computing them, and on a second run they are the same.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+from importlib.metadata import version
 from typing import Any
+
+from rackbook import cache
 
 VEGALITE_MIME = "application/vnd.vegalite.v5+json"
 """Output type of a chart in a notebook; the version that JupyterLab draws."""
@@ -14,6 +21,8 @@ LATER = "RACKBOOK_PICTURES_LATER"
 to start, which a batch pays once and not in each kernel."""
 
 PNG_SCALE = 1.5
+
+_KIND, _MOST = "pictures", 2000
 
 
 def text(spec: dict[str, Any]) -> str:
@@ -27,9 +36,14 @@ def png(spec: dict[str, Any]) -> str:
     Raises:
         ValueError: the specification cannot be drawn.
     """
-    import vl_convert
 
-    return base64.b64encode(vl_convert.vegalite_to_png(text(spec), scale=PNG_SCALE)).decode()
+    def draw() -> bytes:
+        import vl_convert
+
+        return vl_convert.svg_to_png(svg(spec), scale=PNG_SCALE)
+
+    whole = cache.kept(_KIND, _name(spec, f"x{PNG_SCALE}.png"), draw, lambda content: content.endswith(_PNG_END))
+    return base64.b64encode(whole).decode()
 
 
 def svg(spec: dict[str, Any]) -> str:
@@ -38,6 +52,23 @@ def svg(spec: dict[str, Any]) -> str:
     Raises:
         ValueError: the specification cannot be drawn.
     """
-    import vl_convert
 
-    return vl_convert.vegalite_to_svg(text(spec))
+    def draw() -> bytes:
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(text(spec)).encode()
+
+    return cache.kept(_KIND, _name(spec, "svg"), draw, lambda content: content.rstrip().endswith(b"</svg>")).decode()
+
+
+def prune() -> None:
+    """Forget the pictures that were drawn longest ago."""
+    cache.prune(_KIND, _MOST)
+
+
+def _name(spec: dict[str, Any], kind: str) -> str:
+    digest = hashlib.sha256(text(spec).encode()).hexdigest()
+    return f"{digest}-{version('vl-convert-python')}.{kind}"
+
+
+_PNG_END = b"IEND\xaeB`\x82"

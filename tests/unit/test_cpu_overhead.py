@@ -1,5 +1,7 @@
 """Experiment 07: the ladder, the synchronisation, the burst and the load, charts, verdicts."""
 
+from dataclasses import fields
+
 import numpy as np
 import polars as pl
 import pytest
@@ -26,7 +28,9 @@ def row(frame, **where):
 
 
 def test_every_shown_column_is_in_the_vocabulary_and_says_where_it_comes_from(evidence):
-    frames = [value for value in vars(evidence).values() if isinstance(value, pl.DataFrame)]
+    given = [getattr(evidence, field.name) for field in fields(evidence)]
+    frames = [value for value in given if isinstance(value, pl.DataFrame)]
+    frames += [evidence.burst_trade, evidence.sweep]
     frames += [experiment.hops(evidence), experiment.published_cap_against_none(evidence)]
     assert len(frames) == 12
     for frame in frames:

@@ -1,6 +1,7 @@
 """Experiment 06: balancedness and its definitions, the approximation, what is recovered, the claims."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -374,7 +375,7 @@ def test_sources_that_disagree_on_a_setting_leave_it_open(evidence):
     changed = evidence.settings.with_columns(
         pl.when(pl.col("ep_size") == 16).then(500).otherwise(pl.col("window_steps")).alias("window_steps")
     )
-    other = experiment.Evidence(**(vars(evidence) | {"settings": changed}))
+    other = replace(evidence, settings=changed)
     judged = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(other)}
     assert judged["eplb_window_steps"].verdict == "open"
     assert "do not agree" in judged["eplb_window_steps"].finding.note
@@ -384,7 +385,7 @@ def test_the_source_is_no_evidence_for_its_own_setting(evidence):
     changed = evidence.settings.with_columns(
         pl.when(pl.col("source") == "S1").then(1).otherwise(pl.col("interval_steps")).alias("interval_steps")
     )
-    other = experiment.Evidence(**(vars(evidence) | {"settings": changed}))
+    other = replace(evidence, settings=changed)
     judged = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(other)}
     assert judged["eplb_interval_steps"].finding.found == 3000
 

@@ -254,7 +254,7 @@ def test_the_chart_library_is_kept_between_runs_and_a_broken_copy_is_not_used(tm
     monkeypatch.setattr("vl_convert.javascript_bundle", lambda: calls.append(1) or text)
     assert vega.bundle() == vega.bundle() == text
     assert len(calls) == 1
-    (kept,) = (tmp_path / "rackbook").iterdir()
+    (kept,) = (tmp_path / "rackbook" / "vega").iterdir()
     kept.write_text("window.vegaEmbed=1;")
     assert vega.bundle() == text
     assert len(calls) == 2

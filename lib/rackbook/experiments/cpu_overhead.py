@@ -9,6 +9,7 @@ a cap: the tail of the step against the delay of an admission.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -74,6 +75,7 @@ class Evidence:
     """What the notebook shows.
 
     Attributes:
+        params: as given.
         points: table ``cpu_overhead``, published rows.
         gains: one row per cause and metric: cause, fix, pr, quantity, unit, before, after, after_to_before; "derived".
         sync: the published fall of the sync beside that of the step.
@@ -84,10 +86,9 @@ class Evidence:
         sync_growth: growth_law, num_ranks, num_hops, dp_sync_ms, hop_ms: curves through the published points.
         admission_costs: stage, reading, prompt_tokens, admission_cpu_ms, ns_per_token, "derived".
         stalls: stage, admissions_per_step, prompt_tokens, stall_ms: admission work of one step, "derived".
-        burst_trade: admission_cost, cap, step_max_ms, delay_p50_ms, delay_max_ms of one published burst, "simulated".
-        sweep: step and delay statistics under load by arrivals, admission_cost and cap, "simulated".
     """
 
+    params: Params
     points: pl.DataFrame
     gains: pl.DataFrame
     sync: Removal
@@ -98,15 +99,24 @@ class Evidence:
     sync_growth: pl.DataFrame
     admission_costs: pl.DataFrame
     stalls: pl.DataFrame
-    burst_trade: pl.DataFrame
-    sweep: pl.DataFrame
+
+    @cached_property
+    def burst_trade(self) -> pl.DataFrame:
+        """One published burst, "simulated": admission_cost, cap, step_max_ms, delay_p50_ms, delay_max_ms."""
+        return burst_trade(self.points, self.params)
+
+    @cached_property
+    def sweep(self) -> pl.DataFrame:
+        """Step and delay statistics under load by arrivals, admission_cost and cap, "simulated"."""
+        return sweep(self.points, self.params)
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published points, the accounts and the simulation."""
+    """Gather the published points and the accounts; the simulations run when they are first looked at."""
     points = published.read("cpu_overhead")
     sync = sync_removal(points)
     return Evidence(
+        params=params,
         points=points,
         gains=gains(points),
         sync=sync,
@@ -117,8 +127,6 @@ def collect(params: Params) -> Evidence:
         sync_growth=sync_growth(points, params.max_ranks),
         admission_costs=admission_costs(points),
         stalls=stalls(points),
-        burst_trade=burst_trade(points, params),
-        sweep=sweep(points, params),
     )
 
 

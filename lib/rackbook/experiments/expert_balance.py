@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -140,6 +141,7 @@ class Evidence:
     """What the notebook shows.
 
     Attributes:
+        params: as given.
         points: table ``expert_balance``, published rows.
         settings: table ``expert_balance_eplb``, published rows.
         at_published: table ``uniform_balance`` at the published setting, in every reading of what the source does not
@@ -148,31 +150,62 @@ class Evidence:
             with EPLB, uniform routing as printed and as drawn here.
         recovered: per part and ``uniform_from``: before, after, uniform_balancedness, recovered_percent and the bounds
             that the printed digits leave.
-        by_tokens: table ``uniform_balance`` at the published setting, by tokens_per_request.
-        here: table ``uniform_balance`` at the chosen setting.
-        draws: at the chosen setting, share_of_draws_percent by part and bin (balancedness_low to balancedness_high).
-        order: at the chosen setting, load_to_mean by part and load_place, with the range of nine in ten draws.
-        definitions: at the chosen setting, balancedness by part, setting and definition, on the same draws.
-        by_ranks: table ``uniform_balance``, chosen setting but for num_ranks.
-        by_requests: table ``uniform_balance``, chosen setting but for requests_per_rank.
     """
 
+    params: Params
     points: pl.DataFrame
     settings: pl.DataFrame
     at_published: pl.DataFrame
     states: pl.DataFrame
     recovered: pl.DataFrame
-    by_tokens: pl.DataFrame
-    here: pl.DataFrame
-    draws: pl.DataFrame
-    order: pl.DataFrame
-    definitions: pl.DataFrame
-    by_ranks: pl.DataFrame
-    by_requests: pl.DataFrame
+
+    @cached_property
+    def by_tokens(self) -> pl.DataFrame:
+        """Table ``uniform_balance`` at the published setting, by tokens_per_request."""
+        return sweep(published_readings(self.points)[:2], "tokens_per_request", range(1, 9), self.params)
+
+    @cached_property
+    def here(self) -> pl.DataFrame:
+        """Table ``uniform_balance`` at the chosen setting."""
+        return pl.concat([_estimated(batch, loads, self.params) for batch, loads in self._loads])
+
+    @cached_property
+    def draws(self) -> pl.DataFrame:
+        """At the chosen setting, share_of_draws_percent by part and bin (balancedness_low to balancedness_high)."""
+        return pl.concat([draws_in_bins(batch, loads, self.params) for batch, loads in self._loads])
+
+    @cached_property
+    def order(self) -> pl.DataFrame:
+        """At the chosen setting, load_to_mean by part and load_place, with the range of nine in ten draws."""
+        return pl.concat([loads_in_order(batch, loads, self.params) for batch, loads in self._loads])
+
+    @cached_property
+    def definitions(self) -> pl.DataFrame:
+        """At the chosen setting, balancedness by part, setting and definition, on the same draws."""
+        return pl.concat([definitions(batch, loads, self.params) for batch, loads in self._loads])
+
+    @cached_property
+    def by_ranks(self) -> pl.DataFrame:
+        """Table ``uniform_balance``, chosen setting but for num_ranks."""
+        return sweep(self._batches, "num_ranks", _ranks_of_sweep(self.params), self.params)
+
+    @cached_property
+    def by_requests(self) -> pl.DataFrame:
+        """Table ``uniform_balance``, chosen setting but for requests_per_rank."""
+        values = sorted({*(2**n for n in range(8)), self.params.requests_per_rank})
+        return sweep(self._batches, "requests_per_rank", values, self.params)
+
+    @property
+    def _batches(self) -> list[Batch]:
+        return [self.params.batch("target"), self.params.batch("draft")]
+
+    @cached_property
+    def _loads(self) -> list[tuple[Batch, NDArray[np.int64]]]:
+        return [(batch, batch.draw(self.params.draws, self.params.seed)) for batch in self._batches]
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published points and draw the baselines.
+    """Gather the published points and draw their baselines; the chosen setting is drawn when it is first looked at.
 
     Raises:
         DataError: the published tables or the catalog are not what they should be.
@@ -186,23 +219,13 @@ def collect(params: Params) -> Evidence:
         ]
     )
     states = balance_states(points, at_published)
-    batches = [params.batch("target"), params.batch("draft")]
-    loads = {batch.part: batch.draw(params.draws, params.seed) for batch in batches}
     return Evidence(
+        params=params,
         points=points,
         settings=published.read("expert_balance_eplb"),
         at_published=at_published,
         states=states,
         recovered=recovered(states, at_published),
-        by_tokens=sweep(readings[:2], "tokens_per_request", range(1, 9), params),
-        here=pl.concat([_estimated(batch, loads[batch.part], params) for batch in batches]),
-        draws=pl.concat([draws_in_bins(batch, loads[batch.part], params) for batch in batches]),
-        order=pl.concat([loads_in_order(batch, loads[batch.part], params) for batch in batches]),
-        definitions=pl.concat([definitions(batch, loads[batch.part], params) for batch in batches]),
-        by_ranks=sweep(batches, "num_ranks", _ranks_of_sweep(params), params),
-        by_requests=sweep(
-            batches, "requests_per_rank", sorted({*(2**n for n in range(8)), params.requests_per_rank}), params
-        ),
     )
 
 

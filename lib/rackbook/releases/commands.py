@@ -90,10 +90,11 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _shelf(changes: ChangeList, arguments: argparse.Namespace) -> Shelf:
-    from rackbook.releases.targets import Shelf, cache_folder
+    from rackbook import cache
+    from rackbook.releases.targets import Shelf
 
-    cache = None if arguments.no_cache else cache_folder()
-    return Shelf(changes.package, changes.platform, cache=cache, say=_say)
+    kept = None if arguments.no_cache else cache.folder("wheels")
+    return Shelf(changes.package, changes.platform, cache=kept, say=_say)
 
 
 def _say(text: str) -> None:

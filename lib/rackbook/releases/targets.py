@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -200,12 +199,6 @@ class _Counted(RangeFile):
             return super()._answer(part)
         finally:
             self._reading.num_requests, self._reading.num_bytes = self.num_requests, self.num_bytes
-
-
-def cache_folder() -> Path:
-    """Where parts of wheels are kept between runs: beside the user's other caches."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "rackbook" / "wheels"
 
 
 def local_wheel(path: Path) -> Target:

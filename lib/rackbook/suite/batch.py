@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rackbook import pictures
 from rackbook.errors import DataError, RackbookError
 from rackbook.locations import shown
 from rackbook.suite import kernels, outcomes, pool
@@ -101,6 +102,7 @@ def execute(
             )  # fmt: skip
         finally:
             progress.close()
+            pictures.prune()
     by_name = {outcome.notebook: outcome for outcome in found}
     return [by_name[n.name] for n in notebooks]
 
