@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from rackbook import published
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import dp_imbalance as experiment
+from rackbook.models import depth_cost, dp_loss
+from rackbook.replay import routed_loads, timelines
 from rackbook.replay.lockstep import StepCost
 from rackbook.replay.queues import queue
 
@@ -97,13 +99,13 @@ def test_the_fitted_two_value_law_gives_both_published_excesses(evidence):
 def test_depth_cost_from_the_sweep_by_hand():
     sweep = published.read("context_sweep")
     slope = np.polyfit(sweep["context_tokens"], sweep["step_ms"], 1)[0]
-    cost, formula = experiment.derived_depth_cost_ps(sweep)
+    cost, formula = depth_cost.derived_depth_cost_ps(sweep)
     assert cost == pytest.approx(slope * 1e9 / (16 * 6))
     assert "16 · 6 tokens" in formula
 
 
 def test_depth_cost_bound_by_hand():
-    bound, _ = experiment.depth_cost_bound_ps(published.read("prefill_ablation_throughput"))
+    bound, _ = depth_cost.depth_cost_bound_ps(published.read("prefill_ablation_throughput"))
     assert bound == pytest.approx(1e12 / 102_500 / (131_072 + 32_768))
 
 
@@ -111,7 +113,7 @@ def test_the_mirrored_trace_runs_at_the_published_rate(points):
     params, lag_replay = assumed()
     seconds = sum(lag_replay.cost.alone_s(q, params.max_num_batched_tokens) for q in lag_replay.queues)
     assert lag_replay.num_tokens / seconds == pytest.approx(RATE)
-    assert experiment.mirror_tok_per_s_per_gpu(points) == RATE
+    assert dp_loss.mirror_tok_per_s_per_gpu(points) == RATE
 
 
 def test_given_costs_are_used_and_named(evidence):
@@ -180,7 +182,7 @@ def test_timelines(evidence):
     begins = lagged.filter(pl.col("activity") == "computing").group_by("rank").agg(pl.col("from_s").min()).sort("rank")
     assert begins["from_s"].to_list() == pytest.approx([0, 5, 10, 15], abs=0.3)
     assert evidence.close_up.filter(pl.col("schedule") == "mirror")["activity"].unique().to_list() == ["computing"]
-    assert 0 < experiment.waiting_percent(evidence.close_up) < 30
+    assert 0 < evidence.lag_waiting_percent < 30
     spans = (
         evidence.close_up.filter(pl.col("schedule") == "lag")
         .group_by("step", "rank")
@@ -199,7 +201,7 @@ def test_waiting_by_hand():
             "to_s": [3.0, 4.0, 9.0, 9.0],
         }
     )
-    assert experiment.waiting_percent(spans) == pytest.approx(25.0)
+    assert timelines.waiting_percent(spans) == pytest.approx(25.0)
 
 
 def test_policies_order_and_load(evidence, prefill_only):
@@ -208,7 +210,7 @@ def test_policies_order_and_load(evidence, prefill_only):
     params = experiment.Params(**SMALL)
     (trace, _) = experiment.replay_traces(params, prefill_only)
     cost = StepCost(10.0, 13.0, 8.0)
-    loaded = experiment.at_load(trace, 0.5, 4, cost, 16_384, prefix_caching=True)
+    loaded = routed_loads.at_load(trace, 0.5, 4, cost, 16_384, prefix_caching=True)
     work_s = cost.alone_s(queue(trace, prefix_caching=True), 16_384)
     assert work_s / 4 / (loaded.arrival_ns[-1] * 1e-9) == pytest.approx(0.5, rel=1e-3)
 

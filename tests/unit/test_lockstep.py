@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import lockstep_reference as reference
 from rackbook.errors import DataError, ParameterError
-from rackbook.replay import imbalance, lockstep, order_statistics
+from rackbook.models import dp_loss, order_statistics
+from rackbook.replay import imbalance, lockstep
 from rackbook.replay.calibration import LagReplay, excess_of, fit_depth
 from rackbook.replay.lockstep import POLICIES, StepCost, replay, route
 from rackbook.replay.queues import Queue, deal, lag, mirror
@@ -188,7 +189,7 @@ def test_full_steps_without_a_cost_of_depth_show_no_imbalance_but_the_whole_run_
     mirrored = replay(mirror(queue, 4), FLAT, 1_000)
     whole = 1 - mirrored.end_ns[-1] / run.end_ns[-1]
     # a lag ends with a step that has begun: at most one step of 11 ms per rank more than the bare stagger
-    assert whole == pytest.approx(imbalance.stagger_loss(4, 0.5, mirrored.end_ns[-1] * 1e-9), abs=0.003)
+    assert whole == pytest.approx(dp_loss.stagger_loss(4, 0.5, mirrored.end_ns[-1] * 1e-9), abs=0.003)
 
 
 def test_depth_makes_lagged_ranks_wait_as_much_as_the_throughputs_say():
@@ -227,8 +228,8 @@ def test_excess_and_loss_by_hand():
 
 
 def test_stagger_and_its_inverse():
-    assert imbalance.stagger_loss(4, 5.0, 85.0) == pytest.approx(0.15)
-    assert imbalance.run_s_of_stagger_loss(4, 5.0, 0.15) == pytest.approx(85.0)
+    assert dp_loss.stagger_loss(4, 5.0, 85.0) == pytest.approx(0.15)
+    assert dp_loss.run_s_of_stagger_loss(4, 5.0, 0.15) == pytest.approx(85.0)
 
 
 # calibration

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from chart_checks import check_chart
+from rackbook import catalog
 from rackbook.charts import single_node as charts
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import single_node as experiment
+from rackbook.models import memory, node_memory, node_throughput
 from rackbook.models.closed_loop import ClosedLoop
 from rackbook.models.graph_cover import MixedSteps
 from rackbook.tables import COLUMNS
@@ -57,6 +59,12 @@ def test_ratios_beside_the_printed_ones(evidence):
     assert rows["vLLM ÷ DeepInfer, decode 8K → 1K"]["found"] is None
     assert rows["vLLM ÷ DeepInfer, decode 8K → 1K"]["value"] == 4.3
     assert rows["total, vLLM 1K → 1K"]["value"] is None
+
+
+def test_total_and_output_by_hand():
+    run = {"output_tok_per_s": 30.0, "total_tok_per_s": 40.0, "input_tokens": 1, "output_tokens": 3}
+    assert node_throughput.total_tok_per_s(run) == pytest.approx(40.0)
+    assert node_throughput.output_tok_per_s(run) == pytest.approx(30.0)
 
 
 # Little's law
@@ -168,6 +176,19 @@ def test_weights_of_both_deployments(evidence):
 def test_the_memory_that_is_not_named(evidence):
     row = evidence.budget.filter((pl.col("quantity") == "not named") & (pl.col("unit") == "GiB")).row(0, named=True)
     assert row["value"] == pytest.approx(288e9 / 2**30 - 206)
+
+
+def test_sizes_of_the_checkpoint_by_hand():
+    model = catalog.model("deepseek-v4.1-flash")
+    parameters = model.engram.num_parameters.known
+    assert memory.scales_gib(model.checkpoint, model.engram) == pytest.approx((557.2e9 + parameters) / 32 / 2**30)
+    assert memory.engram_parameters(model.engram) == 2 * 384_000_000 * 256
+
+
+def test_size_and_number_of_cached_tokens_by_hand():
+    row = {"kv_cache_gib_per_gpu": 2.0, "kv_cache_tokens_per_rank": 2**20}
+    assert node_memory.kv_bytes_per_token(row) == 2048
+    assert node_memory.kv_cache_mtok(row, 1024.0) == pytest.approx(2.097152)
 
 
 def test_kv_figures_do_not_meet(evidence):

@@ -11,6 +11,7 @@ from chart_checks import check_chart
 from rackbook.charts import single_user as charts
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import single_user as experiment
+from rackbook.models.memory import GIB, MXFP4_BLOCK
 from rackbook.models.speculation import ExpertWeights, expected_distinct_experts, read_ms
 from rackbook.tables import COLUMNS
 
@@ -73,7 +74,7 @@ def test_one_expert_is_three_matrices():
 
 def test_scales_fit_the_printed_total():
     # the experts' share of the printed 21.9 GiB of scales
-    assert 557.2e9 / experiment.MXFP4_BLOCK < 21.9 * experiment.GIB
+    assert 557.2e9 / MXFP4_BLOCK < 21.9 * GIB
 
 
 def test_step_times_by_hand(evidence):

@@ -14,7 +14,8 @@ from rackbook.charts import wide_ep_scaling as charts
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import wide_ep_scaling as experiment
 from rackbook.models.ep_scaling import fit_ep_scaling, popularity_read_in
-from rackbook.models.memory import mxfp4_bytes, weights_gib_per_gpu
+from rackbook.models.memory import mxfp4_bytes, routed_entries, routed_gb, weights_gib_per_gpu
+from rackbook.models.speculation import experts_touched
 from rackbook.tables import COLUMNS
 
 
@@ -38,6 +39,13 @@ def test_the_fit_by_hand():
     assert scaling.step_ms([2, 8]).tolist() == pytest.approx([12.0, 9.0])
     assert scaling.gain(1, 2) == pytest.approx(16 / 12 - 1)
     assert scaling.greatest_ratio(1) == pytest.approx(16 / 8)
+
+
+def test_the_gain_of_a_jump_is_that_of_its_doublings_in_a_row():
+    # 18, 12 and 9 ms: half as fast again, then a third faster; √2 in the mean
+    scaling = fit_ep_scaling([1, 2], [18.0 - 6.0, 12.0 - 6.0], rest_ms=6.0)
+    assert scaling.gain_per_doubling(1, 4) == pytest.approx(2**0.5 - 1)
+    assert scaling.gain_per_doubling(1, 2) == pytest.approx(scaling.gain(1, 2))
 
 
 def test_the_published_fit(evidence):
@@ -174,6 +182,18 @@ def test_popularity_refuses_certainty():
 def test_bytes_of_mxfp4():
     assert mxfp4_bytes(64) == 34
     assert mxfp4_bytes(64, scales=False) == 32
+
+
+def test_the_draft_is_not_among_the_routed_experts():
+    checkpoint = catalog.model("deepseek-v4.1-flash").checkpoint
+    assert routed_entries(checkpoint) == 543_200_000_000
+    assert routed_gb(checkpoint) == pytest.approx(288.575)
+    assert routed_gb(checkpoint, scales=False) == pytest.approx(271.6)
+
+
+def test_share_of_experts_by_hand():
+    # two tokens that pick 1 of 2: both experts with probability ½
+    assert experts_touched(2, 1, 2) == pytest.approx(0.75)
 
 
 def test_weights_by_part():

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
+from rackbook.models import memory, node_memory, node_throughput
 from rackbook.models.closed_loop import ClosedLoop
 from rackbook.models.graph_cover import MixedSteps
-from rackbook.models.memory import GIB, MXFP4_BLOCK, weights_gib_per_gpu
+from rackbook.models.node_throughput import K
 
 CHECKS = Checks("single_node")
 
 MODEL = "deepseek-v4.1-flash"
-K = 1024
 DECODING, OTHER = "decoding", "waiting and prefill"
 NUM_STEP_SIZES = 8
 
@@ -106,21 +105,23 @@ class Evidence:
 
 def collect(params: Params) -> Evidence:
     """Gather the printed tables and everything that follows from them."""
+    model = catalog.model(MODEL)
+    footprint = model.attention.kv_bytes_per_token.known
     loop = request_times()
     return Evidence(
         points=published.read("single_node"),
         runs=runs_by_workload(),
         rates=rates(),
-        ratios=ratios(),
+        ratios=node_throughput.ratios(),
         loop=loop,
         request_parts=request_parts(loop),
         acceptance=acceptance(params),
         step_sizes=step_sizes(params),
         cover=graph_cover(params),
-        weights=weights_by_deployment(),
-        budget=memory_budget(),
-        kv=kv_figures(),
-        candidates=kv_candidates(params),
+        weights=node_memory.weights_by_deployment(model.checkpoint),
+        budget=node_memory.memory_budget(),
+        kv=node_memory.kv_figures(footprint),
+        candidates=node_memory.kv_candidates(footprint, params.max_model_len),
     )
 
 
@@ -131,11 +132,6 @@ def workload(input_tokens: int, output_tokens: int) -> str:
         return f"{tokens // K}K" if tokens % K == 0 else str(tokens)
 
     return f"{short(input_tokens)} → {short(output_tokens)}"
-
-
-def _run(engine: str, input_tokens: int) -> dict[str, Any]:
-    points = published.read("single_node")
-    return points.filter((pl.col("engine") == engine) & (pl.col("input_tokens") == input_tokens)).row(0, named=True)
 
 
 def runs_by_workload() -> pl.DataFrame:
@@ -150,10 +146,6 @@ def runs_by_workload() -> pl.DataFrame:
     )
 
 
-def _total(run: dict[str, Any]) -> float:
-    return run["output_tok_per_s"] * (run["input_tokens"] + run["output_tokens"]) / run["output_tokens"]
-
-
 def rates() -> pl.DataFrame:
     """Output and total throughput of every run, of the node and per GPU; what the source leaves out stays null.
 
@@ -164,7 +156,7 @@ def rates() -> pl.DataFrame:
     rows = []
     for run in published.read("single_node").to_dicts():
         output, gpus = run["output_tok_per_s"], run["num_gpus"]
-        total = None if output is None else _total(run)
+        total = None if output is None else node_throughput.total_tok_per_s(run)
         rows.append(
             {
                 "engine": run["engine"],
@@ -185,101 +177,6 @@ def rates() -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def ratios() -> pl.DataFrame:
-    """Printed figures beside what other printed figures give; a side that is not there is null, and why is said.
-
-    Returns:
-        quantity, value (printed), found (here), difference_percent, unit, reading, origin "derived", source, formula.
-    """
-    short, long = _run("vLLM", 128), _run("vLLM", K)
-    other = _run("DeepInfer", K)
-    prefill, other_prefill = _prefill("vLLM"), _prefill("DeepInfer")
-    few, many = _graph_runs()
-    rate, per_gpu = prefill["prefill_tok_per_s"], prefill["prefill_tok_per_s_per_gpu"]
-    elided = "the row of the table is elided in the source"
-    rows: list[tuple[str, float | None, float | None, str, str, str]] = [
-        ("total, vLLM 128 → 1K", short["total_tok_per_s"], _total(short), "tokens/s", "from the printed output", "S2"),
-        ("total, vLLM 1K → 1K", None, _total(long), "tokens/s", elided, "S2"),
-        (
-            "vLLM ÷ DeepInfer, decode 1K → 1K",
-            _printed_ratio("decode", K),
-            long["output_tok_per_s"] / other["output_tok_per_s"],
-            "×",
-            "rounds to the printed 2.0, but is not 'at least twice'",
-            "S2",
-        ),
-        ("vLLM ÷ DeepInfer, decode 8K → 1K", _printed_ratio("decode", 8 * K), None, "×", elided, "S2"),
-        (
-            "vLLM ÷ DeepInfer, prefill",
-            _printed_ratio("prefill", None),
-            rate / other_prefill["prefill_tok_per_s"],
-            "×",
-            "the printed ratio has a measurement of its own that the summary omits",
-            "S2",
-        ),
-        (
-            "prefill per GPU, vLLM",
-            per_gpu,
-            rate / prefill["num_gpus"],
-            "tokens/s/GPU",
-            "printed as 'about'",
-            "S2",
-        ),
-        (
-            "output, vLLM 1K → 1K, repeated in the text",
-            many["output_tok_per_s"],
-            long["output_tok_per_s"],
-            "tokens/s",
-            "the table's figure, rounded",
-            "S2",
-        ),
-        (
-            f"gain of graphs to {many['max_capture_tokens']:,} over {few['max_capture_tokens']:,} tokens",
-            None,
-            _graphs_gain_percent(),
-            "%",
-            "not printed; one run each",
-            "S2",
-        ),
-    ]
-    return pl.DataFrame(
-        [
-            {
-                "quantity": quantity,
-                "value": None if value is None else float(value),
-                "found": found,
-                "difference_percent": None if value is None or found is None else 100 * (found / value - 1),
-                "unit": unit,
-                "reading": reading,
-                "origin": "derived",
-                "source": source,
-            }
-            for quantity, value, found, unit, reading, source in rows
-        ],
-        infer_schema_length=None,
-    )
-
-
-def _printed_ratio(phase: str, input_tokens: int | None) -> float:
-    table = published.read("single_node_ratio").filter(pl.col("phase") == phase)
-    same = pl.col("input_tokens").is_null() if input_tokens is None else pl.col("input_tokens") == input_tokens
-    return table.filter(same)["speedup"].item()
-
-
-def _prefill(engine: str) -> dict[str, Any]:
-    return published.read("single_node_prefill").filter(pl.col("engine") == engine).row(0, named=True)
-
-
-def _graph_runs() -> tuple[dict[str, Any], dict[str, Any]]:
-    few, many = published.read("single_node_graphs").sort("max_capture_tokens").to_dicts()
-    return few, many
-
-
-def _graphs_gain_percent() -> float:
-    few, many = _graph_runs()
-    return 100 * (many["output_tok_per_s"] / few["output_tok_per_s"] - 1)
-
-
 def request_times() -> pl.DataFrame:
     """What a constant number of requests in flight and the printed throughput say about the time of a request.
 
@@ -288,7 +185,7 @@ def request_times() -> pl.DataFrame:
         decode_s, other_s, prefill_s (one prompt of every request in flight, at the printed prefill rate of 8K
         prompts), num_decoding, origin "derived", source, formula. Runs without a printed TPOT are left out.
     """
-    rate = _prefill("vLLM")["prefill_tok_per_s"]
+    rate = node_throughput.prefill("vLLM")["prefill_tok_per_s"]
     rows = []
     for run in published.read("single_node").filter(pl.col("tpot_ms").is_not_null()).to_dicts():
         loop = ClosedLoop(run["concurrency"], run["output_tokens"], run["output_tok_per_s"], run["tpot_ms"])
@@ -341,7 +238,7 @@ def acceptance(params: Params) -> pl.DataFrame:
     rows = []
     for row in published.read("single_node_acceptance").sort("input_tokens").to_dicts():
         length = 1 + row["acceptance_percent"] / 100 * params.draft_tokens
-        run = _run("vLLM", row["input_tokens"])
+        run = node_throughput.run("vLLM", row["input_tokens"])
         output = run["output_tok_per_s"]
         rows.append(
             {
@@ -426,158 +323,6 @@ def graph_cover(params: Params) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def _memory(source: str) -> dict[str, Any]:
-    return published.read("single_node_memory").filter(pl.col("source") == source).row(0, named=True)
-
-
-def _bytes_per_token(row: dict[str, Any]) -> float:
-    return row["kv_cache_gib_per_gpu"] * GIB / row["kv_cache_tokens_per_rank"]
-
-
-def weights_by_deployment() -> pl.DataFrame:
-    """Weights per GPU of both printed deployments beside two readings of the checkpoint's parts.
-
-    Returns:
-        hardware, num_gpus, parallelism, reading, value (printed), found, difference_percent, unit, origin "derived",
-        source, formula.
-    """
-    checkpoint = catalog.model(MODEL).checkpoint
-    readings = {"all scales with the experts": True, "Engram's scales outside": False}
-    rows = []
-    for row in published.read("single_node_memory").to_dicts():
-        for reading, engram_scales in readings.items():
-            parts = weights_gib_per_gpu(checkpoint, row["num_gpus"], engram_scales=engram_scales)
-            found = sum(parts.values())
-            rows.append(
-                {
-                    "hardware": row["hardware"],
-                    "num_gpus": row["num_gpus"],
-                    "parallelism": row["parallelism"],
-                    "reading": reading,
-                    "value": row["weights_gib_per_gpu"],
-                    "found": found,
-                    "difference_percent": 100 * (found / row["weights_gib_per_gpu"] - 1),
-                    "unit": "GiB",
-                    "origin": "derived",
-                    "source": "vllm-recipe",
-                    "formula": f"(experts + scales) ÷ {row['num_gpus']} + attention, dense, routers + embedding, head",
-                }
-            )
-    return pl.DataFrame(rows)
-
-
-def memory_budget() -> pl.DataFrame:
-    """What of a B300's memory the source names: quantity, value, unit, origin, source, formula."""
-    row = _memory("S2")
-    hbm_gb = catalog.hardware(row["hardware"].lower()).hbm_gb.known
-    total = hbm_gb * 1e9 / GIB
-    weights, cache = row["weights_gib_per_gpu"], row["kv_cache_gib_per_gpu"]
-    rest = total - weights - cache
-    rows = [
-        ("weights", weights, "GiB", "published", "S2", None),
-        ("KV cache", cache, "GiB", "published", "S2", None),
-        ("memory of the GPU", total, "GiB", "derived", "vendor-hardware", f"{hbm_gb:g} × 10⁹ B"),
-        ("not named", rest, "GiB", "derived", "S2+vendor-hardware", "memory − weights − KV cache"),
-        ("not named", 100 * rest / total, "% of the memory", "derived", "S2+vendor-hardware", "÷ memory"),
-    ]
-    return pl.DataFrame(rows, schema=["quantity", "value", "unit", "origin", "source", "formula"], orient="row")
-
-
-def kv_figures() -> pl.DataFrame:
-    """The three figures of the KV cache, as bytes per token, with the range of their rounding.
-
-    For a capacity printed as "about", one unit of its last digit; for a size, half a unit.
-
-    Returns:
-        reading, kv_bytes_per_token, low, high, kv_cache_mtok (what the 160 GiB of the B300 deployment hold at
-        that figure), context_tokens (what each of its 256 sequences could then have), origin, source, formula.
-    """
-    node, recipe = _memory("S2"), _memory("vllm-recipe")
-    footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
-    capacity, seqs = node["kv_cache_gib_per_gpu"] * GIB, node["max_seqs_per_rank"]
-    rows: list[tuple[str, float, float, float, str, str, str]] = [
-        ("S1: footprint of the global KV cache", footprint, footprint - 0.5, footprint + 0.5, "published", "S1", "")
-    ]
-    for row, half_gib in ((recipe, 0.05), (node, 0.5)):
-        unit_tokens = 1e6
-        gib, tokens = row["kv_cache_gib_per_gpu"], row["kv_cache_tokens_per_rank"]
-        rows.append(
-            (
-                f"{row['source']}: {row['num_gpus']}×{row['hardware']}, {row['parallelism']}",
-                _bytes_per_token(row),
-                (gib - half_gib) * GIB / (tokens + unit_tokens),
-                (gib + half_gib) * GIB / (tokens - unit_tokens),
-                "derived",
-                row["source"],
-                f"{gib:g} GiB ÷ {tokens / 1e6:g}M tokens",
-            )
-        )
-    return pl.DataFrame(
-        [
-            {
-                "reading": reading,
-                "kv_bytes_per_token": per_token,
-                "low": low,
-                "high": high,
-                "kv_cache_mtok": capacity / per_token / 1e6,
-                "context_tokens": int(capacity / per_token / seqs),
-                "origin": origin,
-                "source": source,
-                "formula": formula,
-            }
-            for reading, per_token, low, high, origin, source, formula in rows
-        ]
-    )
-
-
-def kv_candidates(params: Params) -> pl.DataFrame:
-    """Explanations of the KV figures, none of them established: what each would have to be on both deployments.
-
-    Returns:
-        assumption, quantity, hardware, found, unit, origin "modelled", source, formula.
-    """
-    footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
-    rows = []
-    for row in (_memory("S2"), _memory("vllm-recipe")):
-        per_token = _bytes_per_token(row)
-        for assumption, quantity, found, unit, formula in (
-            (
-                "the 890 B are one of several KV groups, all as large",
-                "KV groups",
-                per_token / footprint,
-                "groups",
-                "bytes per token ÷ 890",
-            ),
-            (
-                "the 890 B hold for 4-bit elements, the caches have wider ones",
-                "bits per element",
-                4 * per_token / footprint,
-                "bits",
-                "4 × bytes per token ÷ 890",
-            ),
-            (
-                "the capacity counts requests of max_model_len, each with a fixed part (windows, padding)",
-                "fixed part of a request",
-                (per_token - footprint) * params.max_model_len / 1e6,
-                "MB",
-                f"(bytes per token − 890) × {params.max_model_len:,} tokens",
-            ),
-        ):
-            rows.append(
-                {
-                    "assumption": assumption,
-                    "quantity": quantity,
-                    "hardware": row["hardware"],
-                    "found": found,
-                    "unit": unit,
-                    "origin": "modelled",
-                    "source": f"S1+{row['source']}",
-                    "formula": formula,
-                }
-            )
-    return pl.DataFrame(rows).sort("assumption", maintain_order=True)
-
-
 _ALONE = Finding(None, note="one printed figure of one run; the other figures do not determine it")
 _STATED = Finding(None, note="a statement about DeepInfer; no figure here bears on it")
 
@@ -625,13 +370,16 @@ def _shared(_: Evidence) -> Finding:
 
 @CHECKS("routed_experts")
 def _routed(_: Evidence) -> Finding:
-    per_gpu, gpus = catalog.model(MODEL).experts.num_per_gpu_at_ep8.known, _memory("S2")["num_gpus"]
+    per_gpu, gpus = (
+        catalog.model(MODEL).experts.num_per_gpu_at_ep8.known,
+        node_memory.deployment(node_memory.NODE)["num_gpus"],
+    )
     return Finding(per_gpu * gpus, "derived", f"{per_gpu} experts on each of {gpus} GPUs")
 
 
 @CHECKS("experts_per_gpu")
 def _per_gpu(_: Evidence) -> Finding:
-    routed, gpus = catalog.model(MODEL).experts.num_routed.known, _memory("S2")["num_gpus"]
+    routed, gpus = catalog.model(MODEL).experts.num_routed.known, node_memory.deployment(node_memory.NODE)["num_gpus"]
     return Finding(routed / gpus, "derived", f"{routed} experts over {gpus} GPUs")
 
 
@@ -643,60 +391,60 @@ def _per_token(_: Evidence) -> Finding:
 
 @CHECKS("output_128_1k")
 def _output_short(_: Evidence) -> Finding:
-    run = _run("vLLM", 128)
-    share = run["output_tokens"] / (run["input_tokens"] + run["output_tokens"])
-    return Finding(run["total_tok_per_s"] * share, "derived", "the printed total × 1,024 ÷ 1,152")
+    run = node_throughput.run("vLLM", 128)
+    return Finding(node_throughput.output_tok_per_s(run), "derived", "the printed total × 1,024 ÷ 1,152")
 
 
 @CHECKS("output_128_1k_rounded")
 def _output_short_rounded(_: Evidence) -> Finding:
-    return Finding(_run("vLLM", 128)["output_tok_per_s"], "derived", "the table's figure")
+    return Finding(node_throughput.run("vLLM", 128)["output_tok_per_s"], "derived", "the table's figure")
 
 
 @CHECKS("total_128_1k")
 def _total_short(_: Evidence) -> Finding:
-    return Finding(_total(_run("vLLM", 128)), "derived", "the printed output × 1,152 ÷ 1,024")
+    return Finding(
+        node_throughput.total_tok_per_s(node_throughput.run("vLLM", 128)),
+        "derived",
+        "the printed output × 1,152 ÷ 1,024",
+    )
 
 
 @CHECKS("total_over_output_128_1k")
 def _total_over_output(_: Evidence) -> Finding:
-    run = _run("vLLM", 128)
+    run = node_throughput.run("vLLM", 128)
     return Finding(run["total_tok_per_s"] / run["output_tok_per_s"], "derived", "quotient of the printed throughputs")
 
 
 @CHECKS("total_1k_1k_derived")
 def _total_long(_: Evidence) -> Finding:
-    return Finding(_total(_run("vLLM", K)), "derived", "the printed output × 2,048 ÷ 1,024")
-
-
-def _decode_ratio() -> float:
-    return _run("vLLM", K)["output_tok_per_s"] / _run("DeepInfer", K)["output_tok_per_s"]
+    return Finding(
+        node_throughput.total_tok_per_s(node_throughput.run("vLLM", K)), "derived", "the printed output × 2,048 ÷ 1,024"
+    )
 
 
 @CHECKS("ratio_1k_1k", "ratio_1k_1k_derived")
 def _ratio(_: Evidence) -> Finding:
-    return Finding(_decode_ratio(), "derived", "quotient of the printed throughputs")
+    return Finding(node_throughput.decode_quotient(), "derived", "quotient of the printed throughputs")
 
 
 @CHECKS("ratio_at_least_2")
 def _at_least_2(_: Evidence) -> Finding:
-    return Finding(_decode_ratio() >= 2, "derived", f"{_decode_ratio():.3f}, which the source rounds to 2.0")
+    return Finding(
+        node_throughput.decode_quotient() >= 2,
+        "derived",
+        f"{node_throughput.decode_quotient():.3f}, which the source rounds to 2.0",
+    )
 
 
 @CHECKS("prefill_per_gpu")
 def _prefill_per_gpu(_: Evidence) -> Finding:
-    row = _prefill("vLLM")
-    return Finding(row["prefill_tok_per_s"] / row["num_gpus"], "derived", "the node's throughput ÷ 8")
-
-
-def _prefill_quotient() -> float:
-    return _prefill("vLLM")["prefill_tok_per_s"] / _prefill("DeepInfer")["prefill_tok_per_s"]
+    return Finding(node_throughput.prefill_tok_per_s_per_gpu(), "derived", "the node's throughput ÷ 8")
 
 
 @CHECKS("prefill_ratio")
 def _prefill_ratio(_: Evidence) -> Finding:
     return Finding(
-        _prefill_quotient(),
+        node_throughput.prefill_quotient(),
         "derived",
         "quotient with DeepInfer's own benchmark; the printed ratio has its own measurement, which the summary omits",
     )
@@ -704,21 +452,22 @@ def _prefill_ratio(_: Evidence) -> Finding:
 
 @CHECKS("prefill_ratio_derived")
 def _prefill_ratio_derived(_: Evidence) -> Finding:
-    return Finding(_prefill_quotient(), "derived", "quotient of the printed throughputs")
+    return Finding(node_throughput.prefill_quotient(), "derived", "quotient of the printed throughputs")
 
 
 @CHECKS("graphs_8192")
 def _graphs_8192(_: Evidence) -> Finding:
-    return Finding(_run("vLLM", K)["output_tok_per_s"], "derived", "the table's figure for 1K → 1K")
+    return Finding(node_throughput.run("vLLM", K)["output_tok_per_s"], "derived", "the table's figure for 1K → 1K")
 
 
 @CHECKS("graphs_gain_percent")
 def _graphs_gain(_: Evidence) -> Finding:
-    return Finding(_graphs_gain_percent(), "derived", "quotient of the two printed throughputs")
+    return Finding(node_throughput.graphs_gain_percent(), "derived", "quotient of the two printed throughputs")
 
 
 def _weights(num_gpus: int, *, engram_scales: bool = True) -> float:
-    return sum(weights_gib_per_gpu(catalog.model(MODEL).checkpoint, num_gpus, engram_scales=engram_scales).values())
+    parts = memory.weights_gib_per_gpu(catalog.model(MODEL).checkpoint, num_gpus, engram_scales=engram_scales)
+    return sum(parts.values())
 
 
 @CHECKS("weights_gib_per_gpu", "weights_derived_gib_per_gpu")
@@ -743,38 +492,46 @@ def _weights_h200(_: Evidence) -> Finding:
 
 @CHECKS("kv_bytes_per_token", "kv_bytes_at_52m_tokens")
 def _kv_bytes(_: Evidence) -> Finding:
-    return Finding(_bytes_per_token(_memory("S2")), "derived", "160 GiB ÷ 52 million tokens, both printed by S2")
+    return Finding(
+        node_memory.kv_bytes_per_token(node_memory.deployment(node_memory.NODE)),
+        "derived",
+        "160 GiB ÷ 52 million tokens, both printed by S2",
+    )
 
 
-def _tokens_at_footprint(row: dict[str, Any]) -> float:
+def _tokens_at_footprint(source: str) -> float:
     footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
-    return row["kv_cache_gib_per_gpu"] * GIB / footprint / 1e6
+    return node_memory.kv_cache_mtok(node_memory.deployment(source), footprint)
 
 
 @CHECKS("kv_tokens_per_rank", "kv_tokens_at_890_bytes")
 def _kv_tokens(_: Evidence) -> Finding:
-    return Finding(_tokens_at_footprint(_memory("S2")), "derived", "160 GiB ÷ S1's 890 B per token")
+    return Finding(_tokens_at_footprint(node_memory.NODE), "derived", "160 GiB ÷ S1's 890 B per token")
 
 
 @CHECKS("h200_kv_tokens")
 def _h200_tokens(_: Evidence) -> Finding:
-    return Finding(_tokens_at_footprint(_memory("vllm-recipe")), "derived", "38.5 GiB ÷ S1's 890 B per token")
+    return Finding(_tokens_at_footprint(node_memory.RECIPE), "derived", "38.5 GiB ÷ S1's 890 B per token")
 
 
 @CHECKS("h200_kv_bytes_per_token")
 def _h200_bytes(_: Evidence) -> Finding:
-    return Finding(_bytes_per_token(_memory("vllm-recipe")), "derived", "38.5 GiB ÷ 20 million tokens")
+    return Finding(
+        node_memory.kv_bytes_per_token(node_memory.deployment(node_memory.RECIPE)),
+        "derived",
+        "38.5 GiB ÷ 20 million tokens",
+    )
 
 
 @CHECKS("seqs_per_node")
 def _seqs(_: Evidence) -> Finding:
-    row = _memory("S2")
+    row = node_memory.deployment(node_memory.NODE)
     return Finding(row["max_seqs_per_rank"] * row["num_gpus"], "derived", "256 on each of 8 ranks")
 
 
 @CHECKS("memory_is_not_the_limit")
 def _not_the_limit(_: Evidence) -> Finding:
-    row = _memory("S2")
+    row = node_memory.deployment(node_memory.NODE)
     needed = row["max_seqs_per_rank"] * (8 * K + K)
     share = 100 * needed / row["kv_cache_tokens_per_rank"]
     return Finding(
@@ -784,28 +541,18 @@ def _not_the_limit(_: Evidence) -> Finding:
     )
 
 
-def _checkpoint_check(value: Callable[[Any], float], note: str) -> Callable[[Evidence], Finding]:
+def _checkpoint_check(value: Callable[[catalog.Model], float], note: str) -> Callable[[Evidence], Finding]:
     def check(_: Evidence) -> Finding:
         return Finding(value(catalog.model(MODEL)), "derived", note)
 
     return check
 
 
-def _sum_of_parts(model: catalog.Model) -> float:
-    c = model.checkpoint
-    return sum(part.known for part in (c.expert_gib, c.engram_gib, c.dense_gib, c.embedding_gib, c.scale_gib))
-
-
-def _engram_parameters(model: catalog.Model) -> float:
-    e = model.engram
-    return len(e.layers.known) * e.num_rows.known * e.row_dimensions.known / 1e9
-
-
-def _scales_gib(model: catalog.Model) -> float:
-    return (model.checkpoint.expert_entries.known + model.engram.num_parameters.known) / MXFP4_BLOCK / GIB
-
-
-CHECKS("checkpoint_gib")(_checkpoint_check(_sum_of_parts, "sum of the five parts"))
-CHECKS("engram_parameters_billion")(_checkpoint_check(_engram_parameters, "2 layers × 384 million rows × 256"))
-CHECKS("engram_gib")(_checkpoint_check(lambda m: m.engram.num_parameters.known / GIB, "parameters at 8 bit"))
-CHECKS("scales_gib")(_checkpoint_check(_scales_gib, "one byte per 32 expert and Engram weights"))
+CHECKS("checkpoint_gib")(_checkpoint_check(lambda m: memory.checkpoint_gib(m.checkpoint), "sum of the five parts"))
+CHECKS("engram_parameters_billion")(
+    _checkpoint_check(lambda m: memory.engram_parameters(m.engram) / 1e9, "2 layers × 384 million rows × 256")
+)
+CHECKS("engram_gib")(_checkpoint_check(lambda m: m.engram.num_parameters.known / memory.GIB, "parameters at 8 bit"))
+CHECKS("scales_gib")(
+    _checkpoint_check(lambda m: memory.scales_gib(m.checkpoint, m.engram), "one byte per 32 expert and Engram weights")
+)

@@ -17,15 +17,13 @@ from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
 from rackbook.models import rack
 from rackbook.models.interactivity import implied_step_ms, tpot_ms
+from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries
 from rackbook.models.speculation import ExpertWeights, expected_distinct_experts, read_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 CHECKS = Checks("single_user")
-GIB = 2**30
-MXFP4_BLOCK = 32
-"""Entries that share one scale byte (OCP Microscaling Formats specification, 1.0, MXFP4)."""
 
 MODEL = "deepseek-v4.1-flash"
 SAME, INDEPENDENT = "all the same", "independent"
@@ -143,18 +141,17 @@ def bandwidth_use(steps: pl.DataFrame, floor_ms: float) -> pl.DataFrame:
 def target_experts() -> ExpertWeights:
     """The target's routed experts: one set per layer, MXFP4 with one scale byte per 32 entries."""
     model = catalog.model(MODEL)
-    entries = model.checkpoint.expert_entries.known - model.checkpoint.draft_expert_entries.known
     num_layers, num_experts = model.num_layers.known, model.experts.num_routed.known
-    return ExpertWeights(
-        num_layers, num_experts, model.experts.top_k.known, _mxfp4_bytes(entries) / (num_layers * num_experts)
-    )
+    size = mxfp4_bytes(routed_entries(model.checkpoint), bits=model.checkpoint.expert_bits.known)
+    return ExpertWeights(num_layers, num_experts, model.experts.top_k.known, size / (num_layers * num_experts))
 
 
 def draft_experts() -> ExpertWeights:
     """The DSpark draft model's routed experts: one set per stage."""
     model = catalog.model(MODEL)
     num_stages, num_experts = model.draft.num_stages.known, model.draft.num_routed.known
-    size = _mxfp4_bytes(model.checkpoint.draft_expert_entries.known) / (num_stages * num_experts)
+    entries, bits = model.checkpoint.draft_expert_entries.known, model.checkpoint.expert_bits.known
+    size = mxfp4_bytes(entries, bits=bits) / (num_stages * num_experts)
     return ExpertWeights(num_stages, num_experts, model.draft.top_k.known, size)
 
 
@@ -221,11 +218,6 @@ def references(evidence: Evidence) -> pl.DataFrame:
         "origin",
         "source",
     )
-
-
-def _mxfp4_bytes(entries: int) -> float:
-    bits = catalog.model(MODEL).checkpoint.expert_bits.known
-    return entries * (bits / 8 + 1 / MXFP4_BLOCK)
 
 
 def _experts_read(weights: ExpertWeights, num_tokens: int, overlap: str) -> tuple[float, float, str]:

@@ -16,17 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
-from rackbook.models.ep_scaling import EpScaling, fit_ep_scaling, popularity_read_in
-from rackbook.models.memory import GIB, mxfp4_bytes, weights_gib_per_gpu
-from rackbook.models.speculation import expected_distinct_experts, read_ms
+from rackbook.models import wide_ep
+from rackbook.models.ep_scaling import EpScaling, popularity_read_in
+from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries, routed_gb
+from rackbook.models.speculation import experts_touched, read_ms
+from rackbook.models.wide_ep import HALF_UNIT_MS
 
 CHECKS = Checks("wide_ep_scaling")
 
 MODEL = "deepseek-v4.1-flash"
 PRINTED_HARDWARE = "gb300"
 """The rack that S1 is about; its wide-EP section names no hardware."""
-HALF_UNIT_MS = 0.05
-"""Half a unit of the last digit of the two printed MoE times."""
 CLAIMED_DRAFT_TOKENS = 5
 READ_SHARE = 0.99
 
@@ -113,7 +113,7 @@ def collect(params: Params) -> Evidence:
     Raises:
         DataError: unknown hardware, or hardware whose bandwidth is not known.
     """
-    scaling = published_scaling(params.rest_ms)
+    scaling = wide_ep.scaling(params.rest_ms)
     sizes = by_size(scaling, params)
     coverage, coverage_at = experts_read(params)
     return Evidence(
@@ -129,24 +129,9 @@ def collect(params: Params) -> Evidence:
         roofline=roofline(scaling, params),
         coverage=coverage,
         coverage_at=coverage_at,
-        memory=memory_by_reading(scaling, params),
-        cross_checks=cross_checks(),
+        memory=wide_ep.weights_by_reading(scaling, _checkpoint(), bandwidth_of(params)),
+        cross_checks=wide_ep.cross_checks(_checkpoint(), _nominal()),
     )
-
-
-def published_scaling(rest_ms: float | None = None) -> EpScaling:
-    """The form through the published MoE times; the rest of the step is the published one unless another is given."""
-    moe = _published("moe")
-    rest = _published("rest")["step_ms"].unique().item() if rest_ms is None else rest_ms
-    return fit_ep_scaling(moe["ep_size"], moe["step_ms"], float(rest))
-
-
-def _published(component: str) -> pl.DataFrame:
-    return published.read("wide_ep_scaling").filter(pl.col("component") == component).sort("ep_size")
-
-
-def _load() -> int:
-    return published.read("wide_ep_scaling")["requests_per_rank"].unique().item()
 
 
 def bandwidth_of(params: Params) -> float:
@@ -159,11 +144,12 @@ def bandwidth_of(params: Params) -> float:
     return nominal.known if params.bandwidth_tb_per_s is None else params.bandwidth_tb_per_s
 
 
-def expert_gb(*, scales: bool = True) -> float:
-    """Weights of the target's routed experts in all layers, in 10⁹ bytes: all expert entries less the draft's."""
-    checkpoint = catalog.model(MODEL).checkpoint
-    entries = checkpoint.expert_entries.known - checkpoint.draft_expert_entries.known
-    return mxfp4_bytes(entries, bits=checkpoint.expert_bits.known, scales=scales) / 1e9
+def _checkpoint() -> catalog.Checkpoint:
+    return catalog.model(MODEL).checkpoint
+
+
+def _nominal() -> float:
+    return catalog.hardware(PRINTED_HARDWARE).hbm_tb_per_s.known
 
 
 def fit_table(scaling: EpScaling) -> pl.DataFrame:
@@ -172,7 +158,7 @@ def fit_table(scaling: EpScaling) -> pl.DataFrame:
     Low and high say what the rounding of the two printed times allows; a two-point fit has no error bar.
     """
     constant, shared = float(scaling.rounding_ms(np.inf, HALF_UNIT_MS)), scaling.shared_rounding_ms(HALF_UNIT_MS)
-    (small, slow), (large, fast) = _published("moe").select("ep_size", "step_ms").iter_rows()
+    (small, slow), (large, fast) = wide_ep.parts("moe").select("ep_size", "step_ms").iter_rows()
     return _quantities(
         [
             (
@@ -205,7 +191,7 @@ def _quantities(rows: list[tuple[str, float, float | None, float | None, str, st
 
 
 def _grid(params: Params) -> list[int]:
-    sizes = [*params.ep_sizes, *_published("moe")["ep_size"]]
+    sizes = [*params.ep_sizes, *wide_ep.parts("moe")["ep_size"]]
     return np.unique(np.geomspace(min(sizes), max(sizes), 80).round().astype(int)).tolist()
 
 
@@ -234,9 +220,9 @@ def by_size(scaling: EpScaling, params: Params) -> pl.DataFrame:
 
     A row is "derived" where both parts of the step are printed, else "modelled".
     """
-    printed = dict(_published("moe").select("ep_size", "step_ms").iter_rows())
-    printed_rest = dict(_published("rest").select("ep_size", "step_ms").iter_rows())
-    load = _load()
+    printed = dict(wide_ep.parts("moe").select("ep_size", "step_ms").iter_rows())
+    printed_rest = dict(wide_ep.parts("rest").select("ep_size", "step_ms").iter_rows())
+    load = wide_ep.load()
     first = float(scaling.step_ms(params.ep_sizes[0]))
     rows = []
     for size in params.ep_sizes:
@@ -267,7 +253,7 @@ def step_points(sizes: pl.DataFrame) -> pl.DataFrame:
     """The chosen sizes and the published MoE times as points of the step chart: ep_size, component, step_ms."""
     kept = ("ep_size", "component", "step_ms", "origin", "source")
     whole = sizes.with_columns(pl.lit("whole step").alias("component")).select(kept)
-    printed = _published("moe").with_columns(pl.lit("target MoE").alias("component")).select(kept)
+    printed = wide_ep.parts("moe").with_columns(pl.lit("target MoE").alias("component")).select(kept)
     between = (
         sizes.filter(~pl.col("ep_size").is_in(printed["ep_size"].to_list()))
         .with_columns(
@@ -300,15 +286,14 @@ def doublings(scaling: EpScaling, params: Params) -> pl.DataFrame:
     """
     rows = []
     for small, large in zip(params.ep_sizes, params.ep_sizes[1:], strict=False):
-        gain = scaling.gain(small, large)
-        per_doubling = (1 + gain) ** (1 / np.log2(large / small)) - 1
+        per_doubling = scaling.gain_per_doubling(small, large)
         before, after = float(scaling.step_ms(small)), float(scaling.step_ms(large))
         rows.append(
             {
                 "doubling": f"{small} → {large}",
                 "baseline_ep_size": small,
                 "ep_size": large,
-                "gain_percent": 100 * gain,
+                "gain_percent": 100 * scaling.gain(small, large),
                 "gain_per_doubling_percent": 100 * per_doubling,
                 "below_threshold": bool(100 * per_doubling < params.gain_threshold_percent),
                 "gpu_saving_ms": before - after,
@@ -334,11 +319,11 @@ def bandwidth_table(scaling: EpScaling, params: Params) -> pl.DataFrame:
     """
     shared, half = scaling.shared_ms, scaling.shared_rounding_ms(HALF_UNIT_MS)
     bandwidth = bandwidth_of(params)
-    checkpoint = catalog.model(MODEL).checkpoint
+    checkpoint = _checkpoint()
     entries, draft = (n.known / 1e9 for n in (checkpoint.expert_entries, checkpoint.draft_expert_entries))
-    small, large = _published("moe")["ep_size"]
+    small, large = wide_ep.parts("moe")["ep_size"]
     difference = 1 / small - 1 / large
-    with_scales, without = expert_gb(), expert_gb(scales=False)
+    with_scales, without = routed_gb(_checkpoint()), routed_gb(_checkpoint(), scales=False)
     given = f"{bandwidth:g} TB/s"
 
     def implied(weights_gb: float) -> tuple[float, float, float]:
@@ -397,12 +382,14 @@ def roofline(scaling: EpScaling, params: Params) -> pl.DataFrame:
         ep_size, requests_per_rank, experts_touched_percent, hbm_floor_ms, moe_ms, beside_read_ms,
         hbm_use_percent, hardware, origin, source, formula; origin is that of the MoE time.
     """
-    bandwidth, load = bandwidth_of(params), _load()
-    printed = _published("moe")["ep_size"].to_list()
+    bandwidth, load, experts = bandwidth_of(params), wide_ep.load(), catalog.model(MODEL).experts
+    size_gb = routed_gb(_checkpoint())
+    printed = wide_ep.parts("moe")["ep_size"].to_list()
     rows = []
     for size in params.ep_sizes:
-        touched = experts_touched(size, load, params.draft_tokens)
-        floor = read_ms(touched * expert_gb() * 1e9, size, bandwidth)
+        tokens = size * load * (1 + params.draft_tokens)
+        touched = experts_touched(experts.num_routed.known, experts.top_k.known, tokens)
+        floor = read_ms(touched * size_gb * 1e9, size, bandwidth)
         moe = float(scaling.moe_ms(size))
         rows.append(
             {
@@ -416,17 +403,10 @@ def roofline(scaling: EpScaling, params: Params) -> pl.DataFrame:
                 "hardware": catalog.hardware(params.hardware).name,
                 "origin": "published" if size in printed else "modelled",
                 "source": "S1+vllm-recipe+vendor-hardware",
-                "formula": f"{expert_gb():.1f} GB ÷ ({size} × {bandwidth:g} TB/s)",
+                "formula": f"{size_gb:.1f} GB ÷ ({size} × {bandwidth:g} TB/s)",
             }
         )
     return pl.DataFrame(rows)
-
-
-def experts_touched(ep_size: int, requests_per_gpu: int, draft_tokens: int) -> float:
-    """Share of a layer's routed experts that a step picks at uniform, independent routing, over all GPUs."""
-    experts = catalog.model(MODEL).experts
-    tokens = ep_size * requests_per_gpu * (1 + draft_tokens)
-    return expected_distinct_experts(experts.num_routed.known, experts.top_k.known, tokens) / experts.num_routed.known
 
 
 def experts_read(params: Params) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -438,7 +418,8 @@ def experts_read(params: Params) -> tuple[pl.DataFrame, pl.DataFrame]:
         mean, for 99 of 100 steps to read it.
     """
     experts = catalog.model(MODEL).experts
-    mean = experts.top_k.known / experts.num_routed.known
+    num_experts, top_k = experts.num_routed.known, experts.top_k.known
+    mean = top_k / num_experts
 
     def row(size: int, load: int) -> dict[str, Any]:
         tokens = size * load * (1 + params.draft_tokens)
@@ -446,7 +427,7 @@ def experts_read(params: Params) -> tuple[pl.DataFrame, pl.DataFrame]:
             "ep_size": size,
             "requests_per_rank": load,
             "checked_tokens": tokens,
-            "experts_touched_percent": 100 * experts_touched(size, load, params.draft_tokens),
+            "experts_touched_percent": 100 * experts_touched(num_experts, top_k, tokens),
             "popularity_percent": 100 * popularity_read_in(READ_SHARE, tokens) / mean,
             "origin": "modelled",
             "source": "S1+S2",
@@ -456,153 +437,6 @@ def experts_read(params: Params) -> tuple[pl.DataFrame, pl.DataFrame]:
     loads = np.unique(np.geomspace(1, largest, 60).round().astype(int)).tolist()
     grid = pl.DataFrame([row(size, load) for size in params.ep_sizes for load in loads])
     return grid, pl.DataFrame([row(size, params.requests_per_gpu) for size in params.ep_sizes])
-
-
-def memory_by_reading(scaling: EpScaling, params: Params) -> pl.DataFrame:
-    """Weights on each GPU at EP8: printed, from the checkpoint's parts, and from b at the memory bandwidth.
-
-    Returns:
-        reading, weight_part, gib_per_gpu, origin, source, formula.
-    """
-    checkpoint = catalog.model(MODEL).checkpoint
-    printed, num_gpus = _printed_weights()
-    bandwidth = bandwidth_of(params)
-    shared = scaling.shared_ms * 1e-3 * bandwidth * 1e12 / num_gpus / GIB
-
-    def rows(reading: str, parts: dict[str, float], source: str, formula: str, origin: str = "derived"):
-        return [
-            {
-                "reading": reading,
-                "weight_part": part,
-                "gib_per_gpu": gib,
-                "origin": origin,
-                "source": source,
-                "formula": formula,
-            }
-            for part, gib in parts.items()
-        ]
-
-    sharded = f"experts and scales ÷ {num_gpus}, the rest on each GPU"
-    return pl.DataFrame(
-        [
-            *rows("printed", {"all weights": printed}, "S2", "", "published"),
-            *rows("parts of the checkpoint", weights_gib_per_gpu(checkpoint, num_gpus), "vllm-recipe", sharded),
-            *rows(
-                "the same, Engram's scales outside",
-                weights_gib_per_gpu(checkpoint, num_gpus, engram_scales=False),
-                "vllm-recipe",
-                f"{sharded}; scales of the experts only",
-            ),
-            *rows(
-                f"b read at {bandwidth:g} TB/s, and what is left of the printed",
-                {"experts": shared, "rest of the sum": printed - shared},
-                "S1+S2+vendor-hardware",
-                f"b × {bandwidth:g} TB/s ÷ {num_gpus}",
-            ),
-        ]
-    )
-
-
-def _printed_weights() -> tuple[float, int]:
-    row = published.read("single_node_memory").filter(pl.col("source") == "S2").row(0, named=True)
-    return row["weights_gib_per_gpu"], row["num_gpus"]
-
-
-def cross_checks() -> pl.DataFrame:
-    """Printed figures beside what other printed figures imply, whatever the parameters.
-
-    Returns:
-        quantity, value (printed), found (here), difference_percent, unit, reading, origin, source, formula.
-    """
-    scaling = published_scaling()
-    moe = dict(_published("moe").select("ep_size", "step_ms").iter_rows())
-    share = published.read("step_breakdown").filter(pl.col("component") == "moe")["step_share_percent"].item()
-    saving = published.read("engine_gap_gpu").row(0, named=True)
-    sweep = published.read("context_sweep").filter(pl.col("context_tokens") == 131072).row(0, named=True)
-    printed_weights, num_gpus = _printed_weights()
-    checkpoint = catalog.model(MODEL).checkpoint
-    nominal = catalog.hardware(PRINTED_HARDWARE).hbm_tb_per_s.known
-    from_size, to_size = saving["baseline_ep_size"], saving["ep_size"]
-    saved = float(scaling.step_ms(from_size) - scaling.step_ms(to_size))
-    rows: list[tuple[str, float, float, str, str, str, str]] = [
-        (
-            f"GPU time saved, DEP{from_size} to DEP{to_size}",
-            saving["gpu_saving_ms"],
-            saved,
-            "ms",
-            "the only printed figure between the two points; its load is not printed",
-            "S1",
-            f"b × (1/{from_size} − 1/{to_size})",
-        )
-    ]
-    for size, time in moe.items():
-        outside = scaling.rest_ms - time * (100 / share - 1)
-        rows.append(
-            (
-                f"MoE share of the target's step, if it is DEP{size}'s",
-                share,
-                100 * time / (time + scaling.rest_ms),
-                "%",
-                f"fits only if {outside:.1f} of the {scaling.rest_ms:g} ms are outside the target's step",
-                "S1",
-                f"{time:g} ÷ ({time:g} + {scaling.rest_ms:g})",
-            )
-        )
-    rows += [
-        (
-            f"target's step at DEP{sweep['ep_size']}, 128K",
-            sweep["step_ms"],
-            100 * moe[sweep["ep_size"]] / share,
-            "ms",
-            f"printed at {sweep['requests_per_rank']} requests per GPU, here {_load()}, if the share is this size's",
-            "S1",
-            f"{moe[sweep['ep_size']]:g} ms ÷ {share:g} %",
-        ),
-        (
-            f"weights per GPU at EP{num_gpus}",
-            printed_weights,
-            sum(weights_gib_per_gpu(checkpoint, num_gpus).values()),
-            "GiB",
-            "two sources; experts and scales split, everything else on each GPU, Engram outside",
-            "S2+vllm-recipe",
-            f"({checkpoint.expert_gib.known:g} + {checkpoint.scale_gib.known:g}) ÷ {num_gpus} + "
-            f"{checkpoint.dense_gib.known:g} + {checkpoint.embedding_gib.known:g}",
-        ),
-        (
-            "weights of the routed target experts (from the checkpoint)",
-            expert_gb(),
-            scaling.shared_ms * nominal,
-            "GB",
-            "b is too short to read them all at the nominal bandwidth",
-            "S1+vllm-recipe+vendor-hardware",
-            f"b × {nominal:g} TB/s",
-        ),
-        (
-            "memory bandwidth",
-            nominal,
-            expert_gb() / scaling.shared_ms,
-            "TB/s",
-            "the same, as a bandwidth",
-            "S1+vllm-recipe+vendor-hardware",
-            f"{expert_gb():.1f} GB ÷ b",
-        ),
-    ]
-    return pl.DataFrame(
-        [
-            {
-                "quantity": quantity,
-                "value": float(value),
-                "found": found,
-                "difference_percent": 100 * (found / value - 1),
-                "unit": unit,
-                "reading": reading,
-                "origin": "derived",
-                "source": source,
-                "formula": formula,
-            }
-            for quantity, value, found, unit, reading, source, formula in rows
-        ]
-    )
 
 
 _ALONE = Finding(None, note="one printed time; the other figures do not determine it")
@@ -624,13 +458,13 @@ def _rest(_: Evidence) -> Finding:
 
 @CHECKS("draft_comm_offsets_gain")
 def _draft(_: Evidence) -> Finding:
-    saving = float(published_scaling().step_ms(16) - published_scaling().step_ms(32))
+    saving = float(wide_ep.scaling().step_ms(16) - wide_ep.scaling().step_ms(32))
     return Finding(None, note=f"no time of the draft is printed; {saving:.2f} ms of it would cancel DEP16 to DEP32")
 
 
 @CHECKS("gain_diminishes")
 def _diminishes(_: Evidence) -> Finding:
-    scaling = published_scaling()
+    scaling = wide_ep.scaling()
     gains = [scaling.gain(size, 2 * size) for size in (4, 8, 16)]
     words = ", ".join(f"{100 * gain:.1f} %" for gain in gains)
     return Finding(
@@ -642,7 +476,7 @@ def _diminishes(_: Evidence) -> Finding:
 
 def _fit_check(value: Callable[[EpScaling], float], basis: str, note: str) -> Callable[[Evidence], Finding]:
     def check(_: Evidence) -> Finding:
-        return Finding(float(value(published_scaling())), basis, note)
+        return Finding(float(value(wide_ep.scaling())), basis, note)
 
     return check
 
@@ -651,10 +485,6 @@ CHECKS("fit_constant_ms")(_fit_check(lambda s: s.constant_ms, "derived", "two po
 CHECKS("fit_slope_ms")(_fit_check(lambda s: s.shared_ms, "derived", "two points, exactly determined"))
 CHECKS("fit_dep8_ms")(_fit_check(lambda s: s.moe_ms(8), "modelled", "a + b/8, no error bar"))
 CHECKS("fit_dep16_ms")(_fit_check(lambda s: s.moe_ms(16), "modelled", "a + b/16, no error bar"))
-
-
-def _nominal() -> float:
-    return catalog.hardware(PRINTED_HARDWARE).hbm_tb_per_s.known
 
 
 def _experts_from_fit_gb(scaling: EpScaling) -> float:
@@ -667,20 +497,20 @@ CHECKS("expert_gib_per_gpu_dep8")(
 )
 CHECKS("replicated_gib_per_gpu_dep8")(
     _fit_check(
-        lambda s: _printed_weights()[0] - _experts_from_fit_gb(s) * 1e9 / 8 / GIB,
+        lambda s: wide_ep.weights_per_gpu()[0] - _experts_from_fit_gb(s) * 1e9 / 8 / GIB,
         "derived",
         "the remainder of the printed sum, so it cannot disagree with it; the checkpoint's parts leave 10.8 GiB",
     )
 )
 CHECKS("implied_bandwidth_tb_per_s")(
-    _fit_check(lambda s: expert_gb() / s.shared_ms, "derived", "weights with scales ÷ b")
+    _fit_check(lambda s: routed_gb(_checkpoint()) / s.shared_ms, "derived", "weights with scales ÷ b")
 )
 
 
 @CHECKS("bandwidth_above_hbm")
 def _above(_: Evidence) -> Finding:
-    scaling = published_scaling()
-    least = expert_gb() / (scaling.shared_ms + scaling.shared_rounding_ms(HALF_UNIT_MS))
+    scaling = wide_ep.scaling()
+    least = routed_gb(_checkpoint()) / (scaling.shared_ms + scaling.shared_rounding_ms(HALF_UNIT_MS))
     return Finding(
         least > _nominal(),
         "derived",
@@ -691,23 +521,21 @@ def _above(_: Evidence) -> Finding:
 
 @CHECKS("routed_entries_billion")
 def _entries(_: Evidence) -> Finding:
-    checkpoint = catalog.model(MODEL).checkpoint
-    entries = checkpoint.expert_entries.known - checkpoint.draft_expert_entries.known
-    return Finding(entries / 1e9, "derived", "all expert entries less the draft's")
+    return Finding(routed_entries(_checkpoint()) / 1e9, "derived", "all expert entries less the draft's")
 
 
 @CHECKS("routed_weights_gb")
 def _weights(_: Evidence) -> Finding:
-    return Finding(expert_gb(scales=False), "derived", "entries at 4 bit")
+    return Finding(routed_gb(_checkpoint(), scales=False), "derived", "entries at 4 bit")
 
 
 @CHECKS("routed_weights_with_scales_gb")
 def _weights_with_scales(_: Evidence) -> Finding:
-    return Finding(expert_gb(), "derived", "entries at 4 bit, one scale byte per 32")
+    return Finding(routed_gb(_checkpoint()), "derived", "entries at 4 bit, one scale byte per 32")
 
 
 @CHECKS("expert_checkpoint_gib")
-def _checkpoint(_: Evidence) -> Finding:
-    checkpoint = catalog.model(MODEL).checkpoint
+def _all_experts(_: Evidence) -> Finding:
+    checkpoint = _checkpoint()
     found = mxfp4_bytes(checkpoint.expert_entries.known, bits=checkpoint.expert_bits.known, scales=False) / GIB
     return Finding(found, "derived", "557.2 billion entries at 4 bit")

@@ -51,6 +51,10 @@ class EpScaling:
         """Gain in throughput per GPU between two sizes with the same load on each GPU; 0.1 is 10 %."""
         return float(self.step_ms(from_ep_size) / self.step_ms(to_ep_size)) - 1
 
+    def gain_per_doubling(self, from_ep_size: float, to_ep_size: float) -> float:
+        """The gain between two sizes as that of one doubling: so many in a row give the whole."""
+        return float((1 + self.gain(from_ep_size, to_ep_size)) ** (1 / np.log2(to_ep_size / from_ep_size))) - 1
+
     def greatest_ratio(self, from_ep_size: float) -> float:
         """Throughput per GPU at endlessly many GPUs over that at a size, with the same load on each GPU."""
         return float(self.step_ms(from_ep_size)) / (self.constant_ms + self.rest_ms)

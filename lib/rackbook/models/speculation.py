@@ -28,6 +28,11 @@ def expected_distinct_experts(num_experts: int, top_k: int, num_tokens: int) -> 
     return num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
 
 
+def experts_touched(num_experts: int, top_k: int, num_tokens: int) -> float:
+    """Share of a layer's experts that a step picks, 0 to 1; arguments and errors as the number of them, above."""
+    return expected_distinct_experts(num_experts, top_k, num_tokens) / num_experts
+
+
 @dataclass(frozen=True)
 class ExpertWeights:
     """Routed experts of one kind of layer.

@@ -66,28 +66,3 @@ def loss(own: NDArray[np.float64], step: NDArray[np.float64]) -> float:
         step: how long the step of all took, same unit; shape [steps].
     """
     return 1 - 1 / (1 + excess(own, step))
-
-
-def stagger_loss(num_ranks: int, lag_s: float, run_s: float) -> float:
-    """Share of the whole run's throughput that the stagger of a lag replay costs when no step waits for anyone.
-
-    The last rank begins (ranks − 1) · lag later and so ends later; the tokens are the same.
-
-    Args:
-        num_ranks: data-parallel ranks.
-        lag_s: delay from one rank to the next, in s.
-        run_s: length of the mirrored run, in s.
-    """
-    stagger_s = (num_ranks - 1) * lag_s
-    return stagger_s / (run_s + stagger_s)
-
-
-def run_s_of_stagger_loss(num_ranks: int, lag_s: float, lost: float) -> float:
-    """Length in s of a mirrored run whose lag replay would lose this share to the stagger alone.
-
-    Args:
-        num_ranks: data-parallel ranks.
-        lag_s: delay from one rank to the next, in s.
-        lost: share of the throughput, between 0 and 1.
-    """
-    return (num_ranks - 1) * lag_s * (1 - lost) / lost
