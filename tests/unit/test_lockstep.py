@@ -336,13 +336,3 @@ def test_dealing_keeps_order_and_empty_ranks():
     queue = requests((0, 0, 1), (1, 0, 2), (2, 0, 3))
     dealt = deal(queue, np.array([2, 0, 2]), 4)
     assert [q.new_tokens.tolist() for q in dealt] == [[2], [], [1, 3], []]
-
-
-def test_the_shortcut_is_used(monkeypatch):
-    """A saturated replay must not fall back to single steps: count them."""
-    steps = []
-    original = lockstep._step
-    monkeypatch.setattr(lockstep, "_step", lambda *a: steps.append(1) or original(*a))
-    run = replay(lag(lengths(6, 400, 20_000), 4, 1.0), FLAT, 1_000)
-    assert run.step_ns.size > 5_000
-    assert len(steps) < 0.1 * run.step_ns.size
