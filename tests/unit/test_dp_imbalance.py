@@ -1,6 +1,7 @@
 """Experiment 05: arithmetic on the published pairs, the gap, the laws, the simulations, verdicts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -299,6 +300,6 @@ def test_law_is_not_spiky_if_the_pair_were_an_exponential_one(evidence):
         .alias(f"excess{bound}_percent")
         for bound in ("_low", "", "_high")
     )
-    other = experiment.Evidence(**{**vars(evidence), "losses": exponential})
+    other = replace(evidence, losses=exponential)
     verdict = next(v for v in experiment.CHECKS.judge(other) if v.claim.id == "dp_imbalance.law_is_spiky")
     assert verdict.verdict == "inconsistent"

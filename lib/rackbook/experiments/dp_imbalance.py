@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -83,90 +84,136 @@ class Params(BaseModel):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the notebook shows.
+    """What the notebook shows; what is simulated, which settles no claim, is computed when it is first looked at.
 
     Attributes:
+        params: the notebook's.
         points: table ``dp_imbalance``, published rows.
         prefill_only: table ``dp_imbalance_prefill_only``, published rows.
         losses: dp_size, loss_percent, excess_percent, "derived" from the points, with the bounds of their rounding.
         per_gpu: setting, dp_size, prefill_tok_per_s_per_gpu: the replays "derived", the AgentX run "published".
         gap: quantity, ratio_percent with its bounds, gap_part_percent: the gap between DEP2 and DEP4, "derived".
         laws: law, num_ranks, excess_to_two_ranks: laws "modelled", the published pair "derived".
-        fitted_laws: law, quantity, value, low, high: parameters at which a law has the published ratio, "modelled".
-        trace: quantity, mean, p50, p90, p99, max of the simulated requests.
-        costs: quantity, value, unit, formula: the step-time coefficients and where each comes from.
-        beginning: activity of each rank while a mirror and a lag replay begin, "simulated".
-        close_up: the same for a few steps in the common window.
-        predictions: loss by dp_size with the default costs and with the depth cost fitted to DEP2, "simulated".
-        sensitivity: loss on 2 and on 4 ranks when one assumption is varied, "simulated".
-        fits: per law of prompt lengths, the depth cost that gives the published loss on 2 ranks, and the loss that it
-            then predicts on 4, "simulated".
         stagger: length of a run in which the stagger alone would lose what the source prints, "modelled".
-        policies: time to first token and waiting by policy and load, "simulated".
     """
 
+    params: Params
     points: pl.DataFrame
     prefill_only: pl.DataFrame
     losses: pl.DataFrame
     per_gpu: pl.DataFrame
     gap: pl.DataFrame
     laws: pl.DataFrame
-    fitted_laws: pl.DataFrame
-    trace: pl.DataFrame
-    costs: pl.DataFrame
-    beginning: pl.DataFrame
-    close_up: pl.DataFrame
-    predictions: pl.DataFrame
-    sensitivity: pl.DataFrame
-    fits: pl.DataFrame
     stagger: pl.DataFrame
-    policies: pl.DataFrame
+
+    @property
+    def tok_per_s(self) -> float:
+        """Throughput of one rank alone: the mirror replay's, per GPU."""
+        return dp_loss.mirror_tok_per_s_per_gpu(self.points)
+
+    @cached_property
+    def fitted_laws(self) -> pl.DataFrame:
+        """law, quantity, value, low, high: parameters at which a law has the published ratio, "modelled"."""
+        return dp_laws.fitted_laws(self.losses)
+
+    @cached_property
+    def drawn(self) -> list[traces.Trace]:
+        """The traces of the mirror and lag replays."""
+        return replay_traces(self.params, self.prefill_only)
+
+    @cached_property
+    def trace(self) -> pl.DataFrame:
+        """quantity, mean, p50, p90, p99, max of the simulated requests."""
+        return trace_summary(self.drawn, self.params)
+
+    @cached_property
+    def assumed(self) -> LagReplay:
+        """The lag replay with the default costs.
+
+        Raises:
+            ParameterError: costs that cannot be calibrated.
+        """
+        return default_replay(self.params, self.drawn, self.tok_per_s)
+
+    @cached_property
+    def costs(self) -> pl.DataFrame:
+        """quantity, value, unit, formula: the step-time coefficients and where each comes from."""
+        return costs(self.params, self.assumed, self.tok_per_s)
+
+    @cached_property
+    def timeline_runs(self) -> dict[str, Run]:
+        """A mirror and a lag replay of the default costs on :data:`TIMELINE_RANKS` ranks."""
+        plans = {
+            "mirror": mirror(self.assumed.queues[0], TIMELINE_RANKS),
+            "lag": lag(self.assumed.queues[0], TIMELINE_RANKS, self.params.lag_s),
+        }
+        return {
+            schedule: replay(plan, self.assumed.cost, self.params.max_num_batched_tokens)
+            for schedule, plan in plans.items()
+        }
+
+    @cached_property
+    def beginning(self) -> pl.DataFrame:
+        """Activity of each rank while a mirror and a lag replay begin, "simulated"."""
+        return beginning(self.timeline_runs, self.params)
+
+    @cached_property
+    def close_up(self) -> pl.DataFrame:
+        """The same for a few steps in the common window.
+
+        Raises:
+            DataError: the ranks never work together.
+        """
+        return timelines.close_up(self.timeline_runs, num_steps=CLOSE_UP_STEPS, source=_seed(self.params))
 
     @property
     def lag_waiting_percent(self) -> float:
         """Share of the ranks' time in the close-up of the lag replay that is waiting for the slowest."""
         return timelines.waiting_percent(self.close_up)
 
+    @cached_property
+    def fits(self) -> pl.DataFrame:
+        """The depth cost that gives the published loss on 2 ranks, by law of prompt lengths, and the loss on 4 then."""
+        return fits(self.params, self.losses, self.assumed, self.tok_per_s)
+
+    @cached_property
+    def predictions(self) -> pl.DataFrame:
+        """Loss by dp_size with the default costs and with the depth cost fitted to DEP2, "simulated"."""
+        return predictions(self.params, self.assumed, self.fits)
+
+    @cached_property
+    def sensitivity(self) -> pl.DataFrame:
+        """Loss on 2 and on 4 ranks when one assumption is varied, "simulated"."""
+        return sensitivity(self.params, self.assumed, self.tok_per_s)
+
+    @cached_property
+    def policies(self) -> pl.DataFrame:
+        """Time to first token and waiting by policy and load, "simulated"."""
+        return policies(self.params, self.prefill_only, self.assumed.cost)
+
 
 def collect(params: Params) -> Evidence:
-    """Gather the published points, the arithmetic on them, and the simulations.
+    """Gather the published points and the arithmetic on them; the simulations run when they are first looked at.
 
     Raises:
-        DataError: the trace file is not what it should be, or the ranks never work together.
-        ParameterError: costs that cannot be calibrated.
+        DataError: the trace file is not what it should be.
     """
     points = published.read("dp_imbalance")
     prefill_only = published.read("dp_imbalance_prefill_only")
-    found = dp_loss.losses(points)
-    drawn = replay_traces(params, prefill_only)
-    rate = dp_loss.mirror_tok_per_s_per_gpu(points)
-    assumed = default_replay(params, drawn, rate)
-    fitted = fits(params, found, assumed, rate)
-    runs = {
-        schedule: replay(plan, assumed.cost, params.max_num_batched_tokens)
-        for schedule, plan in (
-            ("mirror", mirror(assumed.queues[0], TIMELINE_RANKS)),
-            ("lag", lag(assumed.queues[0], TIMELINE_RANKS, params.lag_s)),
-        )
-    }
-    return Evidence(
+    losses = dp_loss.losses(points)
+    evidence = Evidence(
+        params=params,
         points=points,
         prefill_only=prefill_only,
-        losses=found,
+        losses=losses,
         per_gpu=dp_loss.per_gpu(points, prefill_only),
         gap=dp_loss.gap(points, prefill_only),
-        laws=dp_laws.laws(found),
-        fitted_laws=dp_laws.fitted_laws(found),
-        trace=trace_summary(drawn, params),
-        costs=costs(params, assumed, rate),
-        beginning=beginning(runs, params),
-        close_up=timelines.close_up(runs, num_steps=CLOSE_UP_STEPS, source=_seed(params)),
-        predictions=predictions(params, assumed, fitted),
-        sensitivity=sensitivity(params, assumed, rate),
-        fits=fitted,
-        stagger=dp_loss.stagger(found, points),
-        policies=policies(params, prefill_only, assumed.cost),
+        laws=dp_laws.laws(losses),
+        stagger=dp_loss.stagger(losses, points),
     )
+    if params.trace_path:
+        _ = evidence.drawn  # a bad file is best known before anything is shown
+    return evidence
 
 
 def replay_traces(params: Params, prefill_only: pl.DataFrame) -> list[traces.Trace]:
