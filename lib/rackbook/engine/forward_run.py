@@ -1,0 +1,140 @@
+"""Running the stages of a plan that are ``vllm bench forward``, and keeping what they write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from rackbook import catalog
+from rackbook.clusters import Cluster
+from rackbook.engine import forward_results, tasks
+from rackbook.engine.cases import Case
+from rackbook.engine.plan import RUN_FOLDER, Plan, Stage
+from rackbook.engine.tasks import Say
+from rackbook.errors import RackbookError
+from rackbook.runs import Recorder
+
+KERNELS = ".kernels.json"
+_WORK = "work"
+_TIMES_THE_ESTIMATE, _LEAST_LIMIT_S = 10, 3600.0
+
+
+def measure(plan: Plan, run: Recorder, say: Say = lambda _: None) -> pl.DataFrame:
+    """Run every stage of a plan, one after the other, and read what it found.
+
+    The run keeps each stage's result file, its logs, and the kernel times of every rank as
+    ``<stage>.<case>.rank<r>.kernels.json``. What is doubtful about a time is flagged; the time stays as it is.
+
+    Args:
+        plan: stages that are all ``vllm bench forward``.
+        run: where everything goes.
+        say: takes a line now and then.
+
+    Returns:
+        One row per stage and batch: hardware, model, and the columns of
+        :func:`rackbook.engine.forward_results.points`.
+
+    Raises:
+        TaskError: a stage failed; the stages before it lie in the run's folder.
+        DataError: a stage wrote something else than its result.
+    """
+    work = (run.folder / _WORK).absolute()
+    work.mkdir()
+    ready = plan.replaced({RUN_FOLDER: str(work)} | addresses(plan))
+    frames = []
+    for stage in ready.stages:
+        say(f"{plan.topic}: {stage.name}, {stage.num_gpus} GPUs, about {stage.minutes:.0f} minutes")
+        frames.append(_stage(stage, run, work, say))
+    shutil.rmtree(work)
+    cluster = plan.cluster
+    hardware = catalog.hardware(cluster.hardware).name if cluster.hardware else cluster.name
+    return pl.concat(frames).select(
+        pl.lit(hardware).alias("hardware"), pl.lit(plan.recipe.model_name).alias("model"), pl.all()
+    )
+
+
+def cases_of(stage: Stage) -> tuple[list[Case], int]:
+    """The batches that a stage times, and on how many ranks, read from its own command line."""
+    arguments = stage.processes[0].arguments
+    cases = [Case.parse(arguments[place + 1]) for place, word in enumerate(arguments) if word == "--case"]
+    return cases, int(arguments[arguments.index("--data-parallel-size") + 1])
+
+
+def addresses(plan: Plan) -> dict[str, str]:
+    """What the words ``HOST_<number>`` of a plan stand for; nothing where it has none.
+
+    Raises:
+        RackbookError: they are not known: no addresses in the cluster's file, or no Slurm allocation around this one.
+    """
+    words = {f"HOST_{host}" for host in range(plan.cluster.num_hosts)}
+    used = [word for process in plan.processes for word in process.command if "HOST_" in word]
+    if not used:
+        return {}
+    if plan.cluster.launcher.kind == "torchrun":
+        raise RackbookError(
+            f"{plan.topic} needs {len(words)} hosts, and {plan.cluster.file} has no launcher.addresses: give one per "
+            "host, this machine's first"
+        )
+    hosts = allocated_hosts(plan.cluster)
+    return {f"HOST_{number}": host for number, host in enumerate(hosts)}
+
+
+def allocated_hosts(cluster: Cluster) -> list[str]:
+    """The hosts of the Slurm allocation around this process, this machine's first.
+
+    Raises:
+        RackbookError: there is none, or Slurm does not say.
+    """
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise RackbookError(
+            f"servers on {cluster.key} need a Slurm allocation around this process: start it within salloc or sbatch"
+        )
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["scontrol", "show", "hostnames", nodes],  # noqa: S607 - where it lies differs by system
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as problem:
+        raise RackbookError(f"scontrol does not say which hosts {nodes} are: {type(problem).__name__}") from None
+    return done.stdout.split()
+
+
+def _stage(stage: Stage, run: Recorder, work: Path, say: Say) -> pl.DataFrame:
+    (step,) = stage.steps
+    logs = [run.raw(f"{stage.name}.host{process.host_index}.log") for process in step]
+    for process in step:
+        run.process(
+            process.command, process.environment, role=f"{stage.name}, {process.role}, host {process.host_index}"
+        )
+    limit_s = max(_LEAST_LIMIT_S, _TIMES_THE_ESTIMATE * 60 * stage.minutes)
+    tasks.run(step, logs, timeout_s=limit_s, say=say, what=stage.name)
+    result = work / f"{stage.name}.json"
+    cases, num_ranks = cases_of(stage)
+    timed = forward_results.read(result, cases, num_ranks)
+    shutil.copyfile(result, run.raw(result.name))
+    for each in timed:
+        for doubt in each.doubts:
+            run.flag(f"{stage.name}, {each.case.name}: {doubt}")
+        if each.routing == "real" and "--load-format" not in step[0].arguments:
+            run.flag(f"{stage.name}, {each.case.name}: random weights were routed as they fell, not evenly")
+    if any(word == "--profile-dir" for word in step[0].arguments):
+        _keep_kernels(stage, cases, num_ranks, run, work / f"{stage.name}.profile")
+    return forward_results.points(stage.name, timed)
+
+
+def _keep_kernels(stage: Stage, cases: Sequence[Case], num_ranks: int, run: Recorder, folder: Path) -> None:
+    for case in cases:
+        found = sorted(folder.glob(f"{case.name}.rank*{KERNELS}"))
+        for file in found:
+            shutil.copyfile(file, run.raw(f"{stage.name}.{file.name}"))
+        if len(found) < num_ranks:
+            run.flag(
+                f"{stage.name}, {case.name}: kernel times of {len(found)} of {num_ranks} ranks; a host writes its own, "
+                "so the folder of runs must be one that all hosts share"
+            )

@@ -1,0 +1,282 @@
+"""What the experiments would run: sizes, processes on their hosts, estimates, and refusals before anything starts."""
+
+import shlex
+
+import pytest
+
+from rackbook import clusters, plans, recipes
+from rackbook.engine import launch
+from rackbook.engine.fit import UnfitError
+from rackbook.engine.forward_run import cases_of
+from rackbook.engine.plan import Plan, Process, Stage
+from rackbook.errors import DataError, ParameterError
+from rackbook.plans.commands import plan as planned
+
+GPU_CLUSTERS = [name for name in clusters.names() if name != "cpu-lab"]
+
+
+def words_of(process: Process) -> list[str]:
+    return list(process.arguments[process.arguments.index(launch.VLLM) + 1 :])
+
+
+def value(process: Process, flag: str) -> str:
+    return process.arguments[process.arguments.index(flag) + 1]
+
+
+@pytest.fixture
+def trays(tmp_path):
+    """Two trays of four GPUs that are reached by a command."""
+
+    def write(kind="torchrun", extra='addresses = ["tray0", "tray1"]'):
+        path = tmp_path / "trays.toml"
+        path.write_text(
+            'name = "two trays"\nhardware = "gb300"\ncompute_capability = "10.3"\nhosts = 2\ngpus_per_host = 4\n'
+            f'recipe = "deepseek-v4.1-flash-gb300"\n[launcher]\nkind = "{kind}"\n{extra}\n'
+        )
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("topic", plans.TOPICS)
+@pytest.mark.parametrize("cluster", GPU_CLUSTERS)
+def test_every_live_experiment_has_a_plausible_plan_on_every_cluster(topic, cluster):
+    found = plans.plan(topic, None, cluster)
+    assert 0 < found.num_gpus <= found.cluster.num_gpus
+    assert found.gpu_minutes == pytest.approx(sum(s.num_gpus * s.minutes for s in found.stages))
+    assert all(stage.basis for stage in found.stages)
+    names = [stage.name for stage in found.stages]
+    assert len(names) == len(set(names))
+    for stage in found.stages:
+        for group in ((*stage.services, *step) for step in (stage.steps or ((),))):
+            for host in range(found.cluster.num_hosts):
+                used = sum(process.num_gpus for process in group if process.host_index == host)
+                spread = found.cluster.launcher.kind == "slurm" and group[0].arguments[0] == "srun"
+                assert used <= (found.cluster.num_gpus if spread else found.cluster.num_gpus_per_host)
+
+
+def test_the_context_sweep_is_the_published_one():
+    (stage,) = plans.plan("context_sweep", None, "gb300-nvl72").stages
+    (process,) = stage.processes
+    assert [w for w in words_of(process) if w.startswith("c")] == [
+        "c64k=16*6@65536:5", "c128k=16*6@131072:5", "c855k=16*6@875520:5",
+    ]  # fmt: skip
+    assert value(process, "--data-parallel-size") == "32"
+    assert value(process, "--kv-len-jitter") == "0"
+    assert stage.num_gpus == 32
+
+
+@pytest.mark.parametrize("topic", [topic for topic in plans.TOPICS if hasattr(plans.load(topic), "cases")])
+def test_the_batches_of_an_experiment_come_back_from_its_command_lines(topic):
+    module = plans.load(topic)
+    wanted = list(module.cases(module.Settings()))
+    found = plans.plan(topic, None, "gb300-nvl72")
+    timed = [stage for stage in found.stages if not stage.services]
+    assert timed
+    for stage in timed:
+        cases, num_ranks = cases_of(stage)
+        assert cases == wanted
+        assert num_ranks == stage.num_gpus
+
+
+def test_a_smaller_cluster_says_that_it_is_not_the_source_s(trays):
+    found = plans.plan("context_sweep", None, "b300x8")
+    assert (found.num_gpus, found.notes) == (
+        8,
+        ("8 ranks, as many as b300x8 allows; the source has 32: not its claim",),
+    )
+
+
+def test_torchrun_starts_each_host_on_its_own_and_the_first_one_here(trays):
+    found = plans.plan("context_sweep", {"measured_ranks": 8}, trays())
+    first, second = found.processes
+    assert first.command == first.arguments
+    assert value(first, "--master-addr") == value(second, "--master-addr") == "tray0"
+    assert (value(first, "--node-rank"), value(second, "--node-rank")) == ("0", "1")
+    assert second.command[:-1] == ("ssh", "-tt", "-o", "BatchMode=yes", "tray1")
+    remote = shlex.split(second.command[-1])
+    assert remote[0] == "env"
+    assert remote[-len(second.arguments) :] == list(second.arguments)
+    assert "VLLM_ENGINE_READY_TIMEOUT_S=3600" in remote
+
+
+def test_slurm_starts_one_task_per_gpu(trays):
+    path = trays("slurm", 'partition = "gpu"\nminutes = 30\noptions = ["--exclusive"]')
+    (process,) = plans.plan("context_sweep", {"measured_ranks": 8}, path).processes
+    assert process.arguments[:4] == ("srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4")
+    assert {"--partition=gpu", "--time=30", "--exclusive", "--kill-on-bad-exit=1"} <= set(process.arguments)
+    assert process.arguments[process.arguments.index(launch.VLLM) - 1] == "-m"
+    assert process.num_gpus == 8
+
+
+def test_a_server_on_several_hosts_has_one_head_and_ranks_that_follow(trays):
+    found = plans.plan("engine_gap", {"measured_ep_sizes": [8]}, trays())
+    head, other = found.stage("served_dep8").services
+    assert value(head, "--data-parallel-size-local") == "4"
+    assert "--headless" not in head.arguments
+    assert "--port" in head.arguments
+    assert value(other, "--data-parallel-start-rank") == "4"
+    assert "--headless" in other.arguments
+    assert "--port" not in other.arguments
+
+
+def test_prefill_and_decode_engines_share_no_gpu_and_no_port():
+    found = plans.plan("serving_pareto", None, "gb300-nvl72")
+    services = found.stages[0].services
+    places = [
+        (process.host_index, gpu)
+        for process in services
+        for gpu in (process.environment.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(",") if process.num_gpus else ())
+    ]
+    assert len(places) == len(set(places)) == 6 * 2 + 32
+    ports = [(p.host_index, value(p, "--port")) for p in services if p.role != "router"]
+    assert len(ports) == len(set(ports))
+    channels = [(p.host_index, p.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"]) for p in services if p.role == "prefill"]
+    assert len(channels) == len(set(channels)) == 6
+    router = services[-1]
+    assert router.arguments.count("--prefill") == 6
+    assert router.arguments.count("--decode") == 8
+
+
+def test_without_room_for_a_published_deployment_a_smaller_one_is_planned_and_said():
+    found = plans.plan("serving_pareto", None, "b300x8")
+    assert found.num_gpus == 6
+    assert any("not one of the published deployments" in note for note in found.notes)
+    with pytest.raises(UnfitError, match="found 8 GPUs on b300x8; needed: 44. Lower measured_prefill_engines"):
+        plans.plan("serving_pareto", {"measured_prefill_engines": 6, "measured_decode_ranks": 32}, "b300x8")
+
+
+def test_switches_that_a_gpu_lacks_are_left_out_by_name():
+    full = plans.plan("prefill_ablation", None, "b300x8")
+    assert [stage.name for stage in full.stages] == [
+        "baseline", "replay_off", "engram_on", "engram_off", "indexer_on", "indexer_off",
+    ]  # fmt: skip
+    part = plans.plan("prefill_ablation", None, "h200x8")
+    assert [stage.name for stage in part.stages] == ["baseline", "replay_off", "engram_on", "engram_off"]
+    assert "DeepSelect" in part.notes[0]
+    off = full.stage("engram_off").processes[0]
+    assert value(off, "--engram-config") == '{"dp_shared_memory":false}'
+
+
+def test_a_recipe_s_own_option_gives_way_to_the_switch():
+    (process,) = plans.plan("prefill_ablation", None, "h200x8").stage("engram_on").processes
+    assert process.arguments.count("--engram-config") == 1
+    assert value(process, "--engram-config") == '{"use_thp":true}'
+
+
+def test_the_specialised_decode_is_planned_only_where_the_gpu_has_it():
+    assert [s.name for s in plans.plan("single_user", None, "b300x8").stages] == ["specialised", "baseline"]
+    found = plans.plan("single_user", None, "b200x8")
+    assert [s.name for s in found.stages] == ["baseline"]
+    assert "compute capability 10.0: the specialised decode, which needs 10.3" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings", "ranks"),
+    [
+        ("context_sweep", {"measured_draft_tokens": 0}, [1]),
+        ("dp_imbalance", {}, [2, 1, 1]),
+        ("expert_balance", {}, [1]),
+        ("engine_gap", {}, [1]),
+        ("single_node", {}, [1]),
+    ],
+)
+def test_the_cpu_lab_is_planned_without_a_gpu_and_on_this_machine_only(topic, settings, ranks):
+    found = plans.plan(topic, settings, "cpu-lab")
+    servers = [process for stage in found.stages for process in stage.services]
+    size = "--data-parallel-size"
+    assert [int(value(p, size)) if size in p.arguments else 1 for p in servers] == ranks
+    assert {value(process, "--host") for process in servers} == {"127.0.0.1"}
+    assert (found.num_gpus, found.gpu_minutes) == (0, 0)
+    for stage in found.stages:
+        ports = [value(process, "--port") for process in stage.services]
+        assert len(ports) == len(set(ports))
+
+
+def test_no_two_runs_of_a_client_share_a_seed():
+    found = plans.plan("single_node", None, "b300x8")
+    for stage in found.stages:
+        seeds = [value(process, "--seed") for step in stage.steps for process in step]
+        assert len(seeds) == len(set(seeds))
+    assert [len(stage.steps) for stage in found.stages] == [3, 12]
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings", "cluster", "words"),
+    [
+        ("wide_ep_scaling", {}, "cpu-lab", "found no GPU on cpu-lab; needed: GPUs for vllm bench forward"),
+        ("context_sweep", {}, "cpu-lab", "found no drafter.*needed: one for 5 drafts.*Set measured_draft_tokens to 0"),
+        ("context_sweep", {"measured_ranks": 16}, "b300x8", "found 8 GPUs on b300x8; needed: 16. Lower measured_ranks"),
+        ("context_sweep", {"measured_ranks": 6}, "gb300-nvl72", "of 4 GPUs.*Set measured_ranks to a multiple of 4"),
+        ("context_sweep", {"measured_ranks": 7}, "b300x8", "7 ranks; needed: a number that divides the 384 experts"),
+        (
+            "context_sweep",
+            {"measured_contexts": [1_048_576]},
+            "b300x8",
+            "context ends at 1,048,576 tokens.*needed: 1,048,576 tokens and 6 more for drafts. Lower measured_contexts",
+        ),
+        ("wide_ep_scaling", {"measured_ep_sizes": [16]}, "b300x8", "found 8 GPUs.*needed: 16. Lower measured_ep_sizes"),
+        ("prefill_ablation", {"measured_new_tokens": [1_000_000]}, "b300x8", "needed: 1,131,072 tokens. Lower"),
+        ("single_node", {"measured_input_tokens": [32768]}, "b300x8", "max_model_len 16384.*33792.*Raise max_model"),
+        ("expert_balance", {"ranks": 5}, "b300x8", "a number that divides the 416 experts"),
+        ("decode_parity", {"measured_ranks": 9}, "b300x8", "9 ranks"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_stops_and_says_what_would(topic, settings, cluster, words):
+    with pytest.raises(UnfitError, match=words):
+        plans.plan(topic, settings, cluster)
+
+
+def test_a_recipe_for_other_hardware_is_refused():
+    with pytest.raises(
+        UnfitError, match="found h200 on h200x8; needed: gb300 for deepseek-v4.1-flash-gb300. Name another"
+    ):
+        plans.plan("context_sweep", None, "h200x8", "deepseek-v4.1-flash-gb300")
+
+
+def test_an_unknown_topic_and_a_wrong_setting_are_refused():
+    with pytest.raises(DataError, match="unknown experiment that can measure: got 'cost'"):
+        plans.plan("cost", None, "b300x8")
+    with pytest.raises(ParameterError, match="measured_ranks: got 0, allowed"):
+        plans.plan("context_sweep", {"measured_ranks": 0}, "b300x8")
+    with pytest.raises(ParameterError, match="measured_fixes: unknown switch: got 'replays'.*Did you mean 'replay'"):
+        plans.plan("prefill_ablation", {"measured_fixes": ["replays"]}, "b300x8")
+
+
+def test_words_are_replaced_whole():
+    process = Process("x", ("HOST_1", "http://HOST_1:8", "HOST_10", "RUN_FOLDER/a.json"), {"AT": "HOST_1"})
+    stage = Stage("s", 1.0, "assumed", steps=((process,),))
+    where = clusters.cluster("gb300-nvl72")
+    plan = Plan("x", where, recipes.recipe(where.recipe), (stage,), plans.plan("context_sweep", None, where).needs)
+    (changed,) = plan.replaced({"HOST_1": "tray1", "RUN_FOLDER": "/runs/a"}).processes
+    assert changed.arguments == ("tray1", "http://tray1:8", "HOST_10", "/runs/a/a.json")
+    assert changed.environment == {"AT": "tray1"}
+
+
+def test_the_text_can_be_pasted_into_a_shell():
+    found = plans.plan("context_sweep", None, "b300x8")
+    text = found.text()
+    assert text.startswith(
+        "context_sweep on b300x8 (8×B300, 1 × 8 GPUs, local), recipe deepseek-v4.1-flash-b300\n8 GPUs"
+    )
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if "torch.distributed.run" in line)
+    last = next(i for i in range(first, len(lines)) if not lines[i].endswith("\\"))
+    pasted = shlex.split("\n".join(lines[first : last + 1]).replace("\\\n", " "))
+    assert pasted == ["VLLM_ENGINE_READY_TIMEOUT_S=3600", *found.processes[0].arguments]
+    for word in ("assumed", "needs vLLM 0.33.0", "#61339", "compute capability 10.3", "not its claim"):
+        assert word in text
+
+
+def test_the_command_takes_parameters_of_the_notebook_and_of_the_measurement():
+    found = planned("03", [("measured_ep_sizes", "4,8"), ("requests_per_gpu", "32")], "b300x8", None)
+    assert [stage.name for stage in found.stages] == ["ep4", "ep8"]
+    assert "step=32*6@131072:5" in found.processes[0].arguments
+    with pytest.raises(ParameterError, match="unknown parameter of 03_wide_ep_scaling: got 'requests_per_gp'.*Did you"):
+        planned("03", [("requests_per_gp", "32")], "b300x8", None)
+    with pytest.raises(ParameterError, match="measured_ep_sizes.*got '4,x', allowed: a list"):
+        planned("wide_ep_scaling", [("measured_ep_sizes", "4,x")], "b300x8", None)
+    with pytest.raises(ParameterError, match="measured_samples.*got 'none'"):
+        planned("03", [("measured_samples", "none")], "b300x8", None)
+    with pytest.raises(ParameterError, match="twice"):
+        planned("03", [("measured_samples", "3"), ("measured_samples", "4")], "b300x8", None)
