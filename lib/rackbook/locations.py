@@ -8,6 +8,7 @@ _root = _checkout if (_checkout / "data" / "sources.toml").is_file() else _packa
 
 DATA = _root / "data"
 NOTEBOOKS = _root / "notebooks"
+LAB_PLUGIN = (_package.parent if _root == _checkout else _root) / "rackbook_lab_plugin"
 
 
 def shown(path: Path) -> str:
