@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from rackbook.errors import DataError, ParameterError
-from rackbook.replay import traces
+from rackbook.replay import trace_files, traces
 from rackbook.replay.queues import queue
 
 MOONCAKE = """\
@@ -27,7 +27,7 @@ def written(folder, name, text):
 
 
 def test_mooncake_times_are_ms_and_the_prefix_is_what_earlier_requests_had(tmp_path):
-    trace = traces.read(written(tmp_path, "m.jsonl", MOONCAKE))
+    trace = trace_files.read(written(tmp_path, "m.jsonl", MOONCAKE))
     assert trace.requests["arrival_s"].to_list() == [0.0, 1.5, 1.5]
     # two known blocks of 512; the last one knows all three, but one token must be computed
     assert trace.requests["cached_tokens"].to_list() == [0, 1024, 1535]
@@ -37,7 +37,7 @@ def test_mooncake_times_are_ms_and_the_prefix_is_what_earlier_requests_had(tmp_p
 
 
 def test_azure_counts_from_its_first_request_and_knows_no_prefix(tmp_path):
-    trace = traces.read(written(tmp_path, "a.csv", AZURE))
+    trace = trace_files.read(written(tmp_path, "a.csv", AZURE))
     assert trace.requests["arrival_s"].to_list() == pytest.approx([0.0, 1.2501], abs=1e-6)
     assert trace.requests["input_tokens"].to_list() == [4808, 110]
     assert trace.requests["cached_tokens"].null_count() == 2
@@ -48,14 +48,15 @@ def test_azure_counts_from_its_first_request_and_knows_no_prefix(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.jsonl", MOONCAKE + "{}\n", r"line 4: got '\{\}' \(KeyError.*expected a JSON object with timestamp \[ms\]"),
+        ("x.jsonl", MOONCAKE + "{}\n", r"line 4: got '\{\}' \(KeyError.*expected a JSON object with timestamp, input"),
         ("x.jsonl", "nonsense\n", "line 1: got 'nonsense'"),
         (
             "x.jsonl",
             MOONCAKE.replace("1200", "0"),
             "request 0, column input_tokens: got 0, allowed: a whole number ≥ 1",
         ),
-        ("x.jsonl", MOONCAKE.replace('"timestamp": 0', '"timestamp": 2000'), "request 1, column arrival_s: earlier"),
+        ("x.jsonl", MOONCAKE.replace('"timestamp": 0', '"timestamp": 2000'), r"request 1, column arrival_s: got -0\.5"),
+        ("x.jsonl", MOONCAKE.replace("1200", "1800"), "line 1: got 3 hash ids for 1800 tokens, expected one per 512"),
         ("x.jsonl", "", "no requests"),
         (
             "x.csv",
@@ -69,16 +70,41 @@ def test_azure_counts_from_its_first_request_and_knows_no_prefix(tmp_path):
 )
 def test_bad_files_name_the_place(tmp_path, name, text, message):
     with pytest.raises(DataError, match=message):
-        traces.read(written(tmp_path, name, text))
+        trace_files.read(written(tmp_path, name, text))
+
+
+TIMED = """\
+{"chat_id": 5, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 30, "output_length": 5, "hash_ids": [1, 2]}
+{"chat_id": 6, "parent_chat_id": -1, "timestamp": 62.0, "input_length": 16, "output_length": 2, "hash_ids": [3]}
+{"chat_id": 7, "parent_chat_id": 5, "timestamp": 63.5, "input_length": 50, "output_length": 9, "hash_ids": [1, 2, 4, 8]}
+{"chat_id": 8, "parent_chat_id": 7, "timestamp": 64.0, "input_length": 40, "output_length": 1, "hash_ids": [1, 5, 6]}
+"""
+
+
+def test_timed_traces_have_seconds_blocks_of_16_and_chats_that_go_on(tmp_path):
+    trace = trace_files.read(written(tmp_path, "t.jsonl", TIMED))
+    assert trace.name == "timed trace t.jsonl"
+    assert trace.requests["arrival_s"].to_list() == [0, 0.5, 2, 2.5]
+    assert trace.requests["cached_tokens"].to_list() == [0, 0, 32, 16]
+    assert trace.requests["session"].to_list() == ["5", "6", "5", "5"]
+
+
+def test_other_blocks_and_units_of_a_timed_trace_are_given(tmp_path):
+    path = written(tmp_path, "t.jsonl", TIMED)
+    trace = trace_files.read_timed(path, block_tokens=8, seconds_per_unit=0.1)
+    assert trace.requests["arrival_s"].to_list() == pytest.approx([0, 0.05, 0.2, 0.25])
+    assert trace.requests["cached_tokens"].to_list() == [0, 0, 16, 8]
+    with pytest.raises(ParameterError, match="block_tokens = 0"):
+        trace_files.read_timed(path, block_tokens=0)
 
 
 def test_absent_file(tmp_path):
     with pytest.raises(DataError, match="no such file"):
-        traces.read(tmp_path / "none.csv")
+        trace_files.read(tmp_path / "none.csv")
 
 
 def test_scaling_by_hand(tmp_path):
-    trace = traces.read(written(tmp_path, "m.jsonl", MOONCAKE)).scaled(rate=3, length=0.5)
+    trace = trace_files.read(written(tmp_path, "m.jsonl", MOONCAKE)).scaled(rate=3, length=0.5)
     assert trace.requests["arrival_s"].to_list() == [0.0, 0.5, 0.5]
     assert trace.requests["input_tokens"].to_list() == [600, 800, 768]
     assert trace.requests["cached_tokens"].to_list() == [0, 512, 767]
@@ -86,14 +112,14 @@ def test_scaling_by_hand(tmp_path):
     tiny = trace.scaled(length=1e-6).requests
     assert tiny["input_tokens"].to_list() == [1, 1, 1]
     assert tiny["cached_tokens"].to_list() == [0, 0, 0]
-    unknown = traces.read(written(tmp_path, "a.csv", AZURE)).scaled(length=2).requests
+    unknown = trace_files.read(written(tmp_path, "a.csv", AZURE)).scaled(length=2).requests
     assert unknown["cached_tokens"].null_count() == 2, "an unknown prefix stays unknown"
     with pytest.raises(ParameterError, match="rate: got 0"):
         trace.scaled(rate=0)
 
 
 def test_prefix_caching_leaves_the_new_tokens(tmp_path):
-    trace = traces.read(written(tmp_path, "m.jsonl", MOONCAKE))
+    trace = trace_files.read(written(tmp_path, "m.jsonl", MOONCAKE))
     assert queue(trace, prefix_caching=True).new_tokens.tolist() == [1200, 576, 1]
     assert queue(trace, prefix_caching=False).new_tokens.tolist() == [1200, 1600, 1536]
     assert queue(trace, prefix_caching=True).arrival_ns.tolist() == [0, 1_500_000_000, 1_500_000_000]
@@ -177,6 +203,6 @@ def test_bad_generators_are_refused():
     ],
 )
 def test_recorded_traces(realdata, name, height, mean_input):
-    trace = traces.read(realdata / "traces" / name)
+    trace = trace_files.read(realdata / "traces" / name)
     assert trace.requests.height == height
     assert trace.requests["input_tokens"].mean() == pytest.approx(mean_input, abs=1e-3)

@@ -1,28 +1,20 @@
-"""Request traces: read from files that others publish, or drawn.
+"""Request traces: what they hold, and how they are drawn; :mod:`rackbook.replay.trace_files` reads them.
 
-A trace says which requests come when and how long they are, for one client; how they are dealt to ranks is
-:mod:`rackbook.replay.queues`' business. Arrivals are open loop: no request waits for the answer of an earlier one.
+A trace says which requests come when and how long they are, for one client. How they are dealt to ranks is the business
+of :mod:`rackbook.replay.queues` and :mod:`rackbook.replay.loads`; so is whether a request waits for an earlier answer.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import polars as pl
 
 from rackbook.errors import DataError, ParameterError, one_of
-from rackbook.locations import shown
 
-MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens that one hash id of a Mooncake trace stands for (the trace's own description)."""
-
-_TYPES = {
+COLUMNS = {
     "request": pl.Int64,
     "session": pl.String,
     "arrival_s": pl.Float64,
@@ -52,8 +44,8 @@ class Trace:
     requests: pl.DataFrame
 
     def __post_init__(self) -> None:
-        if dict(self.requests.schema) != _TYPES:
-            raise DataError(f"{self.name}: got columns {dict(self.requests.schema)}, expected {_TYPES}")
+        if dict(self.requests.schema) != COLUMNS:
+            raise DataError(f"{self.name}: got columns {dict(self.requests.schema)}, expected {COLUMNS}")
         if self.requests.is_empty():
             raise DataError(f"{self.name}: no requests")
         arrival, input_tokens, cached = (pl.col(c) for c in ("arrival_s", "input_tokens", "cached_tokens"))
@@ -112,79 +104,6 @@ class Trace:
                 long["output_tokens"],
             ),
         )
-
-
-def read(path: str | Path) -> Trace:
-    """Read a trace file by its ending: ``.jsonl`` is a Mooncake trace, ``.csv`` an Azure LLM inference trace.
-
-    Raises:
-        DataError: no such file, another ending, or a line that is not what it should be.
-    """
-    readers = {".jsonl": read_mooncake, ".csv": read_azure}
-    ending = Path(path).suffix
-    if ending not in readers:
-        raise DataError(f"{shown(Path(path))}: {one_of(ending, readers, 'ending of a trace file')}")
-    return readers[ending](path)
-
-
-def read_mooncake(path: str | Path) -> Trace:
-    """Read a Mooncake trace: one JSON object per line with timestamp (ms), input_length, output_length and hash_ids.
-
-    A request's known prefix is the run of its first hash ids that earlier requests had, at 512 tokens each: what an
-    endless cache would hit. Sessions are not recorded.
-
-    Raises:
-        DataError: no such file, or a line that is not what it should be; names the line.
-    """
-    name = shown(Path(path))
-    seen: set[int] = set()
-    rows = []
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            entry = json.loads(line)
-            ids = list(entry["hash_ids"])
-            arrival_s, input_tokens, output_tokens = (
-                entry["timestamp"] / 1000, int(entry["input_length"]), int(entry["output_length"])
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError) as problem:
-            raise DataError(
-                f"{name}, line {number}: got {line.strip()[:80]!r} ({type(problem).__name__}: {problem}), "
-                "expected a JSON object with timestamp [ms], input_length, output_length [tokens], hash_ids"
-            ) from None
-        known = next((i for i, block in enumerate(ids) if block not in seen), len(ids))
-        seen.update(ids)
-        cached = min(known * MOONCAKE_BLOCK_TOKENS, max(input_tokens - 1, 0))
-        rows.append((number - 1, None, float(arrival_s), input_tokens, cached, output_tokens))
-    return Trace(f"Mooncake trace {Path(path).name}", "published", pl.DataFrame(rows, schema=_TYPES, orient="row"))
-
-
-def read_azure(path: str | Path) -> Trace:
-    """Read an Azure LLM inference trace: a CSV with TIMESTAMP, ContextTokens, GeneratedTokens.
-
-    Prefixes and sessions are not recorded. Arrivals count from the first request.
-
-    Raises:
-        DataError: no such file, another header, or a row that is not what it should be; names the row.
-    """
-    name, expected = shown(Path(path)), ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-    rows: list[tuple[object, ...]] = []
-    first: datetime | None = None
-    for number, cells in enumerate(csv.reader(_lines(path)), start=1):
-        if number == 1:
-            if cells != expected:
-                raise DataError(f"{name}, row 1: got columns {','.join(cells)}, expected {','.join(expected)}")
-            continue
-        try:
-            time, input_tokens, output_tokens = cells
-            moment = datetime.fromisoformat(time)
-            first = first or moment
-            arrival_s = (moment - first).total_seconds()
-            rows.append((number - 2, None, arrival_s, int(input_tokens), None, int(output_tokens)))
-        except (ValueError, TypeError) as problem:
-            raise DataError(
-                f"{name}, row {number}: got {','.join(cells)!r} ({problem}), expected a date and time, tokens, tokens"
-            ) from None
-    return Trace(f"Azure trace {Path(path).name}", "published", pl.DataFrame(rows, schema=_TYPES, orient="row"))
 
 
 @dataclass(frozen=True)
@@ -259,7 +178,7 @@ def agentic(
             f"{requests_per_s * window_s / 2:,.0f} should have come; allowed: a limit well above a first request"
         )
     chosen = rows.head(num_requests).with_row_index("request").with_columns(pl.col("arrival_s") - rows["arrival_s"][0])
-    return Trace("synthetic agent sessions", "simulated", chosen.select(pl.col(c).cast(t) for c, t in _TYPES.items()))
+    return Trace("synthetic agent sessions", "simulated", chosen.select(pl.col(c).cast(t) for c, t in COLUMNS.items()))
 
 
 def _session_rows(
@@ -350,9 +269,3 @@ def independent(
     )
     name = f"{law} lengths, mean {mean_input_tokens:,.0f}" + (f", sigma {sigma:g}" if law == "lognormal" else "")
     return Trace(name, "simulated", frame)
-
-
-def _lines(path: str | Path) -> list[str]:
-    if not Path(path).is_file():
-        raise DataError(f"{shown(Path(path))}: no such file")
-    return Path(path).read_text("utf-8").splitlines()
