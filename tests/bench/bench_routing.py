@@ -47,7 +47,7 @@ def ratios() -> list[Ratio]:
         ours()
         ours_s, plain_s = interleaved(ours, plain, repeats=7)
         what = f"one draw of uniform routing, {part} at DEP32 × 72 requests"
-        rows.append(faster(what, 1e3 * ours_s / OURS, 1e3 * plain_s / PLAIN, "ms", 50))
+        rows.append(faster(what, 1e3 * ours_s / OURS, 1e3 * plain_s / PLAIN, "ms", 100))
     ours = partial(sample_rank_loads, **TARGET, num_draws=OURS, seed=1)
     plain = partial(plain_rank_loads, **TARGET, num_draws=PLAIN, seed=1)
     rows.append(at_most("peak memory of the target's draws", peak_mib(ours), peak_mib(plain), "MiB", 0.25))

@@ -15,6 +15,7 @@ from scipy import stats
 
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import expert_balance as experiment
+from rackbook.experts import recovery, uniform
 from rackbook.experts.balancedness import (
     balancedness_of_sums,
     balancedness_per_layer_step,
@@ -25,11 +26,12 @@ from rackbook.experts.balancedness import (
     uniform_balancedness_approximation,
     uniform_controls,
 )
+from rackbook.experts.replay import Eplb
 from rackbook.experts.routing import sample_rank_loads
 from rackbook.locations import NOTEBOOKS
 from rackbook.suite import notebooks
 
-QUICK = {"draws": 40, "sweep_draws": 10}
+QUICK = {"draws": 40}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -223,7 +225,7 @@ def test_recovered_by_hand():
 
 def test_recovered_table(evidence):
     rows = {(r["part"], r["uniform_from"]): r for r in evidence.recovered.to_dicts()}
-    printed, drawn = rows["draft", experiment.PRINTED], rows["draft", experiment.DRAWN]
+    printed, drawn = rows["draft", recovery.PRINTED], rows["draft", recovery.DRAWN]
     assert printed["recovered_percent"] == pytest.approx(100 * 0.68 / 0.73)
     assert printed["recovered_low_percent"] == pytest.approx(100 * 0.67 / 0.73)
     assert printed["recovered_high_percent"] == pytest.approx(100 * 0.69 / 0.73)
@@ -251,8 +253,8 @@ def test_readings_of_the_published_setting(evidence):
 def test_baselines_round_to_the_printed_figures(evidence):
     states = {(r["part"], r["balance_of"]): r["balancedness_per_layer_step"] for r in evidence.states.to_dicts()}
     for part, printed in (("target", 0.96), ("draft", 0.94)):
-        assert states[part, experiment.UNIFORM_PRINTED] == printed
-        assert round(states[part, experiment.UNIFORM_DRAWN], 2) == printed
+        assert states[part, recovery.UNIFORM_PRINTED] == printed
+        assert round(states[part, recovery.UNIFORM_DRAWN], 2) == printed
 
 
 def test_draws_and_approximation_agree_in_every_sweep(evidence):
@@ -268,7 +270,7 @@ def test_draws_and_approximation_agree_in_every_sweep(evidence):
 
 
 def test_printed_figure_picks_the_drafts_tokens(evidence):
-    band = {r["part"]: r for r in experiment.printed_baselines(evidence).to_dicts()}["draft"]
+    band = {r["part"]: r for r in evidence.printed_baselines.to_dicts()}["draft"]
     fits = evidence.by_tokens.filter(
         (pl.col("part") == "draft")
         & (pl.col("origin") == "modelled")
@@ -288,9 +290,9 @@ def test_order_and_bins_hold_all_draws(evidence):
 
 def test_bins_of_draws_by_hand():
     # mean load 10; largest loads 11, 11, 12, 14, 15: bins of two whole numbers from 11 hold 3, 1 and 1 draws
-    batch = experiment.Batch("draft", 2, 1, 20, 2, 1)
+    batch = uniform.Batch("draft", 2, 1, 20, 2, 1)
     loads = np.array([[11, 9], [9, 11], [12, 8], [14, 6], [15, 5]])
-    bins = experiment.draws_in_bins(batch, loads, experiment.Params(), most_bins=3)
+    bins = uniform.draws_in_bins(batch, loads, experiment.Params(), most_bins=3)
     assert bins["share_of_draws_percent"].to_list() == [60, 20, 20]
     assert bins["balancedness_high"].to_list() == pytest.approx([10 / 10.5, 10 / 12.5, 10 / 14.5])
     assert bins["balancedness_low"].to_list() == pytest.approx([10 / 12.5, 10 / 14.5, 10 / 16.5])
@@ -298,7 +300,7 @@ def test_bins_of_draws_by_hand():
 
 def test_busiest_rank_has_at_least_the_inverse(evidence):
     plain = evidence.definitions.filter(
-        (pl.col("definition") == experiment.PER_LAYER_STEP) & pl.col("setting").str.starts_with("every step")
+        (pl.col("definition") == uniform.PER_LAYER_STEP) & pl.col("setting").str.starts_with("every step")
     )
     for part in ("target", "draft"):
         inverse = 1 / plain.filter(pl.col("part") == part)["balancedness"].item()
@@ -311,12 +313,12 @@ def test_sums_part_from_ratios_when_steps_differ(evidence):
         (r["setting"].startswith("every step"), r["definition"]): r["balancedness"]
         for r in evidence.definitions.filter(pl.col("part") == "target").to_dicts()
     }
-    assert value[True, experiment.SUMS] == pytest.approx(value[True, experiment.PER_LAYER_STEP], abs=1e-3)
-    assert value[False, experiment.SUMS] > value[False, experiment.PER_LAYER_STEP] + 0.01
-    assert value[True, experiment.SUMMED_LOADS] > value[True, experiment.PER_LAYER_STEP] + 0.02
+    assert value[True, uniform.SUMS] == pytest.approx(value[True, uniform.PER_LAYER_STEP], abs=1e-3)
+    assert value[False, uniform.SUMS] > value[False, uniform.PER_LAYER_STEP] + 0.01
+    assert value[True, uniform.SUMMED_LOADS] > value[True, uniform.PER_LAYER_STEP] + 0.02
 
 
-SMALL = QUICK | {"ranks": 4, "requests_per_rank": 3, "experts": 16, "draft_experts": 8, "draft_tokens_per_request": 2}
+SMALL = QUICK | {"ranks": 4, "requests_per_rank": 3, "experts": [16, 8], "tokens_per_request": [6, 2]}
 
 
 @pytest.fixture(scope="module")
@@ -331,14 +333,14 @@ def small():
     [
         ({"ranks": 8}, ("here", "order", "by_requests")),
         ({"requests_per_rank": 5}, ("here", "draws", "by_ranks")),
-        ({"tokens_per_request": 7}, ("here", "by_ranks", "by_requests")),
-        ({"experts": 32}, ("here", "by_ranks", "by_requests")),
-        ({"top_k": 5}, ("here", "by_ranks", "by_requests")),
-        ({"draft_tokens_per_request": 3}, ("here", "by_ranks", "by_requests")),
-        ({"draft_experts": 16}, ("here", "by_ranks", "by_requests")),
-        ({"draft_top_k": 2}, ("here", "by_ranks", "by_requests")),
+        ({"tokens_per_request": [7, 2]}, ("here", "by_ranks", "by_requests")),
+        ({"experts": [32, 8]}, ("here", "by_ranks", "by_requests")),
+        ({"top_k": [5, 3]}, ("here", "by_ranks", "by_requests")),
+        ({"tokens_per_request": [6, 3]}, ("here", "by_ranks", "by_requests")),
+        ({"experts": [16, 16]}, ("here", "by_ranks", "by_requests")),
+        ({"top_k": [6, 2]}, ("here", "by_ranks", "by_requests")),
         ({"draws": 50}, ("here", "draws", "order", "definitions")),
-        ({"sweep_draws": 12}, ("by_ranks", "by_requests", "by_tokens")),
+        ({"draws": 80}, ("by_ranks", "by_requests", "by_tokens")),
         ({"confidence": 0.8}, ("here", "at_published", "by_ranks")),
         ({"seed": 2}, ("here", "at_published", "by_ranks", "draws", "order", "definitions")),
     ],
@@ -395,13 +397,17 @@ def test_the_source_is_no_evidence_for_its_own_setting(evidence):
     [
         ({"ranks": 50}, "384 experts .* 128 .* over 50 ranks; ranks that divide both: 2, 4, 8, 16, 32, 64, 128"),
         ({"ranks": 96}, "384 experts .* 128 of the draft cannot both be spread evenly over 96 ranks"),
-        ({"draft_experts": 125}, r"125 of the draft .* divide both: \(none\)"),
-        ({"top_k": 385}, "the target sends a token to 385 of 384 experts"),
-        ({"draft_top_k": 129}, "the draft sends a token to 129 of 128 experts"),
+        ({"experts": [384, 125]}, r"125 of the draft .* divide both: \(none\)"),
+        ({"top_k": [385, 3]}, "the target sends a token to 385 of 384 experts"),
+        ({"top_k": [6, 129]}, "the draft sends a token to 129 of 128 experts"),
         ({"ranks": 1}, "greater than or equal to 2"),
         ({"draws": 9}, "greater than or equal to 10"),
         ({"confidence": 1.0}, "less than 1"),
         ({"rank": 64}, "Extra inputs"),
+        ({"experts": [384]}, "at least 2 items"),
+        ({"redundant_per_rank": -1}, "greater than or equal to 0"),
+        ({"interval_steps": 99}, "greater than or equal to 100"),
+        ({"memory_steps": 0}, "greater than 0"),
     ],
 )
 def test_bad_parameters_are_refused(bad, message):
@@ -412,9 +418,21 @@ def test_bad_parameters_are_refused(bad, message):
 def test_a_table_with_a_row_too_few_is_named(evidence):
     points = evidence.points.filter(~((pl.col("part") == "draft") & (pl.col("placement") == "eplb")))
     with pytest.raises(DataError, match="got 0 rows of part draft, routing observed, placement eplb; expected 1"):
-        experiment.balance_states(points, evidence.at_published)
+        recovery.balance_states(points, evidence.at_published)
 
 
 def test_notebook_declares_the_same_parameters():
     declared = notebooks.read(NOTEBOOKS / "06_expert_balance.ipynb").parameters
     assert {p.name: p.default for p in declared} == experiment.Params().model_dump()
+
+
+def test_balancing_parameters_reach_the_replay(monkeypatch):
+    monkeypatch.setattr(experiment, "CHOICES_PER_READING", 1)
+    given = {"ranks": 64, "redundant_per_rank": 2, "window_steps": 500, "interval_steps": 800, "memory_steps": 5e5}
+    replays = experiment.collect(experiment.Params(**given, seed=3, draws=10)).replays
+    assert replays.eplb == Eplb(num_ranks=64, num_redundant=128, window_steps=500, interval_steps=800)
+    assert (replays.memory_steps, replays.seed) == (5e5, 3)
+    assert {part: batch.num_ranks for part, batch in replays.batches.items()} == {"target": 64, "draft": 64}
+    assert {part: batch.num_ranks for part, batch in replays.published.items()} == {"target": 32, "draft": 32}
+    assert replays.published["draft"].num_experts == 128
+    assert replays.printed["draft", recovery.WITHOUT] == 0.21
