@@ -198,48 +198,20 @@ def simulate(
             f"got ns_per_token = {ns_per_token!r}, base_step_ms = {base_step_ms!r}, hidden_ms = {hidden_ms!r}; "
             "allowed: a cost ≥ 0, a base step > 0, hidden work ≥ 0"
         )
-    # The queues of all ranks lie one after the other in one array; head and tail are positions in it.
+    from rackbook.hostwork import admission_kernel  # numba takes a second to import
+
     queue = np.argsort(arrivals.rank, kind="stable")
-    paid_ms = np.concatenate([[0.0], np.cumsum(arrivals.prompt_tokens[queue] * (ns_per_token * 1e-6))]).tolist()
-    head = np.searchsorted(arrivals.rank[queue], np.arange(arrivals.num_ranks)).tolist()
-    tail = list(head)
-    arrived, rank_of = arrivals.arrived_ms.tolist(), arrivals.rank.tolist()
-    limit = len(arrivals) if cap is None else cap
-    now, seen = 0.0, 0
-    waiting: dict[int, None] = {}
-    starts, durations, works, admissions = [], [], [], []
-    while now < arrivals.window_ms or seen < len(arrivals) or waiting:
-        while seen < len(arrivals) and arrived[seen] <= now:
-            tail[rank_of[seen]] += 1
-            waiting[rank_of[seen]] = None
-            seen += 1
-        most, total = 0.0, 0.0
-        for rank in tuple(waiting):
-            first, taken = head[rank], min(tail[rank] - head[rank], limit)
-            head[rank] = first + taken
-            work = paid_ms[first + taken] - paid_ms[first]
-            most, total = max(most, work), total + work
-            admissions.append((len(starts), first, taken))
-            if head[rank] == tail[rank]:
-                del waiting[rank]
-        step = base_step_ms + max(0.0, most - hidden_ms)
-        starts.append(now)
-        durations.append(step)
-        works.append(total)
-        now += step
-    return Run(
-        arrivals=arrivals,
-        step_start_ms=np.array(starts),
-        step_ms=np.array(durations),
-        work_ms=np.array(works),
-        step_of_request=_steps_of_requests(admissions, queue),
+    paid_ms = np.concatenate([[0.0], np.cumsum(arrivals.prompt_tokens[queue] * (ns_per_token * 1e-6))])
+    starts, durations, works, step_of_place = admission_kernel.steps(
+        arrivals.arrived_ms.astype(float),
+        arrivals.rank.astype(np.int64),
+        paid_ms,
+        np.searchsorted(arrivals.rank[queue], np.arange(arrivals.num_ranks)),
+        float(arrivals.window_ms),
+        max(1, len(arrivals)) if cap is None else cap,
+        float(base_step_ms),
+        float(hidden_ms),
     )
-
-
-def _steps_of_requests(admissions: list[tuple[int, int, int]], queue: NDArray[np.int64]) -> NDArray[np.int64]:
-    steps = np.empty(queue.size, dtype=np.int64)
-    if admissions:
-        step, first, taken = np.array(admissions).T
-        within = np.arange(queue.size) - np.repeat(np.cumsum(taken) - taken, taken)
-        steps[queue[np.repeat(first, taken) + within]] = np.repeat(step, taken)
-    return steps
+    step_of_request = np.empty_like(step_of_place)
+    step_of_request[queue] = step_of_place
+    return Run(arrivals, starts, durations, works, step_of_request)

@@ -1,0 +1,111 @@
+"""What a burst of admissions costs the other ranks, and which cap serves a limit on the step best."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from rackbook.errors import ParameterError
+from rackbook.hostwork.admission import Arrivals, simulate
+from rackbook.hostwork.cap_sweep import NO_CAP
+from rackbook.replay.traces import Trace
+from rackbook.tables import column
+
+
+def from_trace(trace: Trace, *, num_ranks: int, window_s: float) -> Arrivals:
+    """The requests of a trace in its first seconds, dealt to the ranks in turn.
+
+    Args:
+        trace: requests with arrival times and prompt lengths; a known prefix is admitted like the rest.
+        num_ranks: data-parallel ranks.
+        window_s: how much of the trace; a shorter trace ends the window.
+
+    Raises:
+        ParameterError: no request in the window.
+    """
+    used = trace.requests.filter(pl.col("arrival_s") <= window_s)
+    if used.is_empty():
+        raise ParameterError(f"{trace.name}: no request in its first {window_s:g} s; allowed: a longer window")
+    lasts = min(window_s, trace.requests["arrival_s"][-1])
+    return Arrivals(
+        arrived_ms=used["arrival_s"].to_numpy() * 1e3,
+        rank=np.arange(used.height, dtype=np.int64) % num_ranks,
+        prompt_tokens=used["input_tokens"].to_numpy().astype(np.int64),
+        num_ranks=num_ranks,
+        window_ms=max(lasts, 1e-3) * 1e3,
+    )
+
+
+def burst_waste(
+    size: int,
+    *,
+    prompt_tokens: int,
+    num_ranks: int,
+    ns_per_token: float,
+    base_step_ms: float,
+    caps: tuple[int | None, ...],
+) -> pl.DataFrame:
+    """One burst, on one rank or dealt over all: how long the ranks that admit nothing wait for those that do.
+
+    Args:
+        size: requests of the burst.
+        prompt_tokens: of each.
+        num_ranks: data-parallel ranks in lockstep.
+        ns_per_token: CPU time of an admission per prompt token.
+        base_step_ms: step without admissions.
+        caps: caps per step and rank; None for none.
+
+    Returns:
+        placement_of_burst, cap, num_steps, step_max_ms, delay_max_ms, rank_wait_s: for each step the time by which
+        each rank's own admissions end before the slowest rank's, summed over ranks and steps.
+    """
+    rows = []
+    for where, ranks in (("one rank", np.zeros(size)), (f"all {num_ranks}", np.arange(size) % num_ranks)):
+        burst = Arrivals(
+            np.zeros(size), np.sort(ranks).astype(np.int64), np.full(size, prompt_tokens), num_ranks, window_ms=0.0
+        )
+        for cap in caps:
+            run = simulate(burst, cap=cap, ns_per_token=ns_per_token, base_step_ms=base_step_ms)
+            stalled_ms = num_ranks * float((run.step_ms - base_step_ms).sum())
+            rows.append(
+                {
+                    "placement_of_burst": where,
+                    "cap": NO_CAP if cap is None else str(cap),
+                    "num_steps": run.step_ms.size,
+                    "step_max_ms": float(run.step_ms.max()),
+                    "delay_max_ms": float(run.delay_ms.max()),
+                    "rank_wait_s": max(0.0, stalled_ms - float(run.work_ms.sum())) * 1e-3,
+                }
+            )
+    return pl.DataFrame(rows)
+
+
+def best_caps(sweep: pl.DataFrame, slo_step_ms: float) -> pl.DataFrame:
+    """For every kind of arrivals and cost: the cap that admits soonest among those that keep every step in the limit.
+
+    Args:
+        sweep: arrivals, admission_cost, cap and the statistics of :func:`rackbook.hostwork.cap_sweep.compare_caps`.
+        slo_step_ms: longest step that is allowed, in every repeat.
+
+    Returns:
+        arrivals, admission_cost, slo_step_ms, best_cap (the loosest of several that admit equally soon), step_max_ms
+        and delay_p99_ms there, num_waiting; null with a missing_reason where no cap keeps the limit.
+    """
+    rows = []
+    for (arrivals, cost), group in sweep.group_by("arrivals", "admission_cost", maintain_order=True):
+        head = {"arrivals": arrivals, "admission_cost": cost, "slo_step_ms": slo_step_ms}
+        kept = group.with_row_index("place").filter(pl.col("step_max_ms") <= slo_step_ms)
+        if kept.is_empty():
+            least = group["step_max_ms"].min()
+            rows.append(
+                head | {"missing_reason": f"no cap keeps the limit, the shortest longest step is {least:.1f} ms"}
+            )
+            continue
+        best = kept.sort("delay_p99_ms", "place", descending=[False, True], nulls_last=True).row(0, named=True)
+        kept_columns = ("step_max_ms", "delay_p99_ms", "num_waiting")
+        rows.append(head | {"best_cap": best["cap"]} | {name: best[name] for name in kept_columns})
+    names = (
+        "arrivals", "admission_cost", "slo_step_ms", "best_cap", "step_max_ms", "delay_p99_ms", "num_waiting",
+        "missing_reason",
+    )  # fmt: skip
+    return pl.DataFrame(rows, schema={name: column(name).dtype for name in names})
