@@ -25,9 +25,12 @@ CASES = {
     "04_killed": (CHILD, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "print('never')"),
     "05_endless": ("x = 1", "import time\nwhile True:\n    time.sleep(0.01)"),
     "06_twins": (show_chart(spec()), "x = 1", show_chart(spec())),
-    "07_worker": ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time\ntime.sleep(60)",),
+    "07_worker": (
+        "import os, signal\nos.kill(int(os.environ['JPY_PARENT_PID']), signal.SIGKILL)\nimport time\ntime.sleep(60)",
+    ),
     "08_after": (SHOWN,),
     "09_silent": ("print('no verdicts')",),
+    "10_nursery": ("import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(1)",),
 }
 VALUES = {"01_fine": {"seed": 7, "label": "0012", "fast": True, "sizes": [4], "limit": 2.5}}
 TIMEOUT_S = 8.0
@@ -82,7 +85,7 @@ def printed(content: dict) -> list[str]:
 
 def test_one_that_fails_never_stops_the_others(results):
     assert list(results) == list(CASES)
-    assert [name for name, outcome in results.items() if outcome.succeeded] == ["01_fine", "08_after"]
+    assert [name for name, outcome in results.items() if outcome.succeeded] == ["01_fine", "08_after", "10_nursery"]
 
 
 def test_parameters_arrive_typed_and_the_folder_is_the_notebooks(results, out, folder):

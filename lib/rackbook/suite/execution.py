@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rackbook.startup import without_iri_grammar
-from rackbook.suite import artefacts, kernels, outcomes
+from rackbook.suite import artefacts, kernels, memory, nursery, outcomes
 from rackbook.suite.tasks import Task
 
 with without_iri_grammar():
     import nbformat
+    from jupyter_client import AsyncKernelManager
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.clientwrap import PapermillNotebookClient
     from papermill.engines import NBClientEngine, papermill_engines
@@ -41,6 +43,9 @@ class _Job:
     task: Task
     on_kernel: Callable[[int], None]
     deadline: float | None = None
+    cause: str = outcomes.NOTEBOOK
+    exit_status: int | None = None
+    watch: memory.Watch | None = None
 
     def remaining_s(self, _cell: object) -> float:
         """How long the next cell may take: nbclient limits cells, the limit here is for all of them together."""
@@ -68,11 +73,13 @@ def execute(task: Task, on_kernel: Callable[[int], None] = lambda _group: None) 
     task.scratch.mkdir(parents=True, exist_ok=True)
     saved = task.scratch / "executed.ipynb"
     reason, index = "", None
+    job = _Job(task, on_kernel)
+    killed_before = memory.system_kills()
     try:
         execute_notebook(
             str(task.path), str(saved), parameters=task.values, engine_name=_ENGINE, kernel_name="python3",
-            cwd=str(task.path.parent), progress_bar=False, request_save_on_cell_execute=False,
-            start_timeout=_START_TIMEOUT_S, job=_Job(task, on_kernel),
+            cwd=str(task.work or task.path.parent), progress_bar=False, request_save_on_cell_execute=False,
+            start_timeout=_START_TIMEOUT_S, job=job,
         )  # fmt: skip
         content = nbformat.read(saved, as_version=4)
     except PapermillExecutionError as problem:
@@ -82,7 +89,7 @@ def execute(task: Task, on_kernel: Callable[[int], None] = lambda _group: None) 
     except KernelStartError as problem:
         content = nbformat.read(task.path, as_version=4)
         without_outputs(content)
-        reason = str(problem)
+        reason, job.cause = str(problem), outcomes.START
     try:
         artefacts.add_pictures(content)
         if task.charts is not None:
@@ -91,6 +98,8 @@ def execute(task: Task, on_kernel: Callable[[int], None] = lambda _group: None) 
         if not reason:
             reason, index = str(problem), problem.cell
             content, index = _with_failed_cell(content, index, "ChartError", reason, saved)
+    if job.cause == outcomes.KILLED and memory.system_kills() > killed_before:
+        job.cause = outcomes.NO_MEMORY
     outcome = outcomes.Outcome(
         notebook=task.notebook,
         succeeded=not reason,
@@ -100,6 +109,8 @@ def execute(task: Task, on_kernel: Callable[[int], None] = lambda _group: None) 
         given=tuple(task.values),
         duration_s=round(time.monotonic() - start, 3),
         run=task.run,
+        cause=job.cause if reason else "",
+        task=task.id,
     )
     outcomes.write(content, task.executed, outcome)
     return outcome
@@ -112,19 +123,47 @@ def without_outputs(content: dict[str, Any]) -> None:
             cell["outputs"], cell["execution_count"] = [], None
 
 
+class _KernelManager(AsyncKernelManager):
+    """Jupyter's manager, which takes kernels from the nursery of this process if it has one."""
+
+    async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+        address = os.environ.get(nursery.ADDRESS)
+        launch = self.provisioner.launch_kernel
+
+        async def fork(command: list[str], **more: Any) -> Any:
+            environment = more["env"] | {"JPY_PARENT_PID": str(os.getpid())}
+            process = nursery.fork(address, self.connection_file, environment, str(more.get("cwd") or Path.cwd()))
+            if process is None:  # it is gone, and so are its kernels; a fresh interpreter does as well
+                return await launch(command, **more)
+            self.provisioner.process = process
+            self.provisioner.pid = self.provisioner.pgid = process.pid
+            return self.provisioner.connection_info
+
+        if address:
+            self.provisioner.launch_kernel = fork
+        await super()._async_launch_kernel(kernel_cmd, **options)
+
+
 class _Client(PapermillNotebookClient):
     """Papermill's client, which tells its kernel's process group and ends whatever that group leaves behind."""
 
-    on_kernel: Callable[[int], None] = staticmethod(lambda _group: None)
+    job: _Job
     _group: int | None = None
+    _process: Any = None
 
     def start_new_kernel(self, **options: Any) -> None:
         super().start_new_kernel(**options)
-        self._group = self.km.provisioner.pgid
-        self.on_kernel(self._group)
+        self._group, self._process = self.km.provisioner.pgid, self.km.provisioner.process
+        self.job.on_kernel(self._group)
+        if self.job.task.memory_bytes is not None:
+            self.job.watch = memory.Watch(self._group, self.job.task.memory_bytes)
 
     def end_group(self) -> None:
         """Kill what a cell started and did not end; nothing is left to do after the last cell."""
+        if self._process is not None:
+            self.job.exit_status = self._process.poll()
+        if self.job.watch is not None:
+            self.job.watch.end()
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
@@ -146,7 +185,10 @@ class _Engine(NBClientEngine):
                 if _last_started(nb_man.nb) is None:
                     problem = caught
                     continue
-                _mark(nb_man, *_explained(caught, job.task.timeout_s))
+                if isinstance(caught, OSError) and caught.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                name, value, job.cause = _explained(caught, job)
+                _mark(nb_man, name, value)
             _check_end(nb_man)
             return
         message = f"the kernel did not start, tried twice: {type(problem).__name__}: {problem}"
@@ -154,16 +196,17 @@ class _Engine(NBClientEngine):
 
     @staticmethod
     def _run(nb_man: Any, kernel_name: str, job: _Job, start_timeout: int, scratch: Path) -> None:
-        environment = kernels.private_environment(scratch)
+        environment = kernels.private_environment(scratch, job.task.trace) | job.task.environment
         os.environ["JUPYTER_PATH"] = environment["JUPYTER_PATH"]  # the kernel is looked up in this process
         os.environ["JUPYTER_PREFER_ENV_PATH"] = environment["JUPYTER_PREFER_ENV_PATH"]
         client = _Client(
-            nb_man, kernel_name=kernel_name, config=Config(KernelManager=kernels.connection(scratch)),
+            nb_man, kernel_name=kernel_name, kernel_manager_class=_KernelManager,
+            config=Config(KernelManager=kernels.connection(scratch)),
             startup_timeout=start_timeout, timeout_func=job.remaining_s, iopub_timeout=_IOPUB_TIMEOUT_S,
             shutdown_kernel="immediate", record_timing=False, coalesce_streams=True,
             log=logging.getLogger("papermill"),
         )  # fmt: skip
-        client.on_kernel = job.on_kernel
+        client.job = job
         try:
             client.execute(env=environment)
         finally:
@@ -173,12 +216,24 @@ class _Engine(NBClientEngine):
 papermill_engines.register(_ENGINE, _Engine)
 
 
-def _explained(problem: Exception, limit_s: float) -> tuple[str, str]:
+def _explained(problem: Exception, job: _Job) -> tuple[str, str, str]:
+    """Name, text and cause of what ended an execution from outside its cells."""
     if isinstance(problem, DeadKernelError):
-        return "KernelDied", "the kernel ended in this cell: killed, out of memory, or it crashed"
+        if job.watch is not None and job.watch.exceeded_bytes:
+            used, allowed = (n / 2**30 for n in (job.watch.exceeded_bytes, job.watch.limit_bytes))
+            return "MemoryLimit", f"the notebook used {used:.2f} GiB of memory, allowed: {allowed:.2f}", outcomes.MEMORY
+        if job.exit_status == -signal.SIGKILL:
+            return "KernelDied", "the kernel ended in this cell: killed, or out of memory", outcomes.KILLED
+        how = "" if job.exit_status is None else f" ({_ended(job.exit_status)})"
+        return "KernelDied", f"the kernel ended in this cell: it crashed or ended itself{how}", outcomes.NOTEBOOK
     if isinstance(problem, CellTimeoutError):
-        return "TimeLimit", f"the notebook ran past its limit of {limit_s:g} s; raise it with --timeout"
-    return type(problem).__name__, str(problem)
+        limit_s = job.task.timeout_s
+        return "TimeLimit", f"the notebook ran past its limit of {limit_s:g} s; raise it with --timeout", outcomes.TIME
+    return type(problem).__name__, str(problem), outcomes.NOTEBOOK
+
+
+def _ended(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def _last_started(content: Any) -> int | None:

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from rackbook import pictures
+from rackbook.suite import nursery
 
 _LONGEST_SOCKET_PATH = 90  # the system allows about 104 bytes, "/k-ipc-5" and a margin go off
 
@@ -28,16 +29,25 @@ def environment(base: dict[str, str] | None = None) -> dict[str, str]:
     return found
 
 
-def private_environment(scratch: Path) -> dict[str, str]:
+def private_environment(scratch: Path, trace: Path | None = None) -> dict[str, str]:
     """The variables of one job's kernel: its own history, profile, runtime and temporary files, all under ``scratch``.
 
     Creates the folders. The kernel draws no pictures: :func:`rackbook.suite.artefacts.add_pictures` does.
+
+    Args:
+        scratch: private folder of the kernel.
+        trace: file for the names of what the kernel reads, see :mod:`rackbook.suite.tracing`; None to keep none.
     """
     folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "TMPDIR": "tmp"}
     for name in folders.values():
         (scratch / name).mkdir(parents=True, exist_ok=True)
     private = {variable: str(scratch / name) for variable, name in folders.items()}
-    return environment() | private | {pictures.LATER: "1"}
+    base = {name: value for name, value in environment().items() if name != nursery.ADDRESS}
+    if trace is not None:
+        first = scratch / "ipython" / "profile_default" / "startup" / "00-trace.py"
+        first.parent.mkdir(parents=True, exist_ok=True)
+        first.write_text(f"__import__('rackbook.suite.tracing').suite.tracing.start({str(trace)!r})\n", "utf-8")
+    return base | private | {pictures.LATER: "1"}
 
 
 def connection(scratch: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,28 @@ KEY = "rackbook"
 """Key in the notebook's metadata."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+NOTEBOOK, TIME, MEMORY, DISK = "notebook", "time limit", "memory limit", "disk full"
+START, KILLED, NO_MEMORY, NODE, PREEMPTED = "kernel start", "killed", "out of memory", "node failure", "preempted"
+CANCELLED = "cancelled"
+
+CAUSES = {
+    NOTEBOOK: "the notebook itself: a cell raised, stopped early or crashed the kernel",
+    TIME: "it ran past its time limit",
+    MEMORY: "it used more memory than it was allowed",
+    DISK: "no space was left to write the result",
+    START: "the kernel did not start",
+    KILLED: "somebody or something outside killed the kernel or its worker",
+    NO_MEMORY: "the system ran out of memory and killed the kernel or its worker",
+    NODE: "the node failed",
+    PREEMPTED: "the job was preempted",
+    CANCELLED: "somebody cancelled the job",
+}
+"""Kinds of failure, with their meaning."""
+
+TRANSIENT = frozenset({START, KILLED, NO_MEMORY, NODE, PREEMPTED})
+"""Those that another attempt may well not meet; all others would come again."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,8 @@ class Outcome:
         finished_at: date and time, UTC, ISO 8601.
         machine: cores, system and Python version; no name of a host or person.
         run: id shared by the notebooks of one batch.
+        cause: what kind of failure it is, one of CAUSES; empty if it succeeded.
+        task: id of the task within the batch; empty where the notebook's name tells it.
     """
 
     notebook: str
@@ -50,6 +75,8 @@ class Outcome:
     run: str
     finished_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     machine: dict[str, Any] = field(default_factory=lambda: machine())
+    cause: str = ""
+    task: str = ""
 
     def metadata(self) -> dict[str, Any]:
         """As plain values for the notebook's metadata."""
@@ -112,7 +139,13 @@ def without_colour(text: str) -> str:
 
 def hidden_paths(text: str) -> str:
     """A text without the folders above the project and the user's home, which tell a name."""
-    for folder, word in ((NOTEBOOKS.parent, ""), (Path(sys.prefix), "(environment)"), (Path.home(), "~")):
-        if folder != Path(folder.anchor):
-            text = text.replace(f"{folder}/", f"{word}/" if word else "").replace(str(folder), word or ".")
+    for folder, word in _private_folders():
+        if folder in text:
+            text = text.replace(f"{folder}/", f"{word}/" if word else "").replace(folder, word or ".")
     return text
+
+
+@cache
+def _private_folders() -> list[tuple[str, str]]:
+    folders = ((NOTEBOOKS.parent, ""), (Path(sys.prefix), "(environment)"), (Path.home(), "~"))
+    return [(str(folder), word) for folder, word in folders if folder != Path(folder.anchor)]

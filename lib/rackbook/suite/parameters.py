@@ -16,6 +16,9 @@ from rackbook.suite.notebooks import Kind, Notebook, Parameter
 PATH_UNIT = "path"
 """Unit of a parameter that names a file or folder of the user."""
 
+_NAME_OR_PATH = ("source", "cluster")
+"""Parameters of the live notebooks whose text is a word, an id or a path."""
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -46,12 +49,30 @@ def assign(
         ParameterError: a name that none declares, the same name twice, a value that is not of the declared type or
             that the experiment does not allow.
     """
+    several, notices = assign_several(pairs, notebooks, folder=folder, split=False)
+    values = {notebook: {name: only for name, (only,) in given.items()} for notebook, given in several.items()}
+    for notebook in notebooks:
+        if values[notebook.name]:
+            check(notebook, values[notebook.name])
+    return Assignment(values, notices)
+
+
+def assign_several(
+    pairs: Iterable[tuple[str, str]], notebooks: Sequence[Notebook], *, folder: Path | None = None, split: bool = True
+) -> tuple[dict[str, dict[str, list[Any]]], tuple[str, ...]]:
+    """As :func:`assign`, but ``16,32,64`` for a parameter that is one number or switch means several values.
+
+    For a parameter that is a list it is one value, for a text too. The experiment's own check is left to the caller.
+
+    Returns:
+        By notebook and parameter the values, and the notices.
+    """
     given: dict[str, str] = {}
     for name, text in pairs:
         if name in given:
             raise ParameterError(f"parameter {name} is given twice: {given[name]!r} and {text!r}")
         given[name] = text
-    values: dict[str, dict[str, Any]] = {n.name: {} for n in notebooks}
+    values: dict[str, dict[str, list[Any]]] = {n.name: {} for n in notebooks}
     notices = []
     for name, text in given.items():
         holders = [n for n in notebooks if any(p.name == name for p in n.parameters)]
@@ -61,19 +82,18 @@ def assign(
             raise ParameterError(one_of(name, known, f"parameter of {where}"))
         for notebook in holders:
             parameter = notebook.parameter(name)
+            swept = split and not parameter.kind.is_list and parameter.kind.scalar != "str"
             try:
-                value = parse(text, parameter.kind)
+                found = [parse(part.strip(), parameter.kind) for part in text.split(",")] if swept else None
+                found = found or [parse(text, parameter.kind)]
             except ValueError as problem:
                 raise ParameterError(
                     f"{notebook.name}, parameter {name} [{parameter.unit}]: got {text!r}, allowed: {problem}"
                 ) from None
-            values[notebook.name][name] = _located(value, parameter, folder or Path.cwd())
+            values[notebook.name][name] = [located(value, parameter, folder or Path.cwd()) for value in found]
         if lacking := [n.name for n in notebooks if n not in holders]:
             notices.append(f"{name} is no parameter of {', '.join(lacking)}: run without it")
-    for notebook in notebooks:
-        if values[notebook.name]:
-            check(notebook, values[notebook.name])
-    return Assignment(values, tuple(notices))
+    return values, tuple(notices)
 
 
 def parse(text: str, kind: Kind) -> Any:
@@ -137,8 +157,10 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(name)
 
 
-def _located(value: Any, parameter: Parameter, folder: Path) -> Any:
-    """The notebook runs in its own folder, so a path that the user typed must not depend on the folder."""
+def located(value: Any, parameter: Parameter, folder: Path) -> Any:
+    """A value that does not depend on the working folder: a path that the user typed is relative to ``folder``."""
+    if parameter.name in _NAME_OR_PATH and isinstance(value, str) and "/" in value and (folder / value).exists():
+        return str((folder / value).absolute())
     if parameter.unit != PATH_UNIT or not value:
         return value
     if isinstance(value, list):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from multiprocessing.connection import Connection
 def main() -> None:
     """Serve tasks until the parent closes its end of the pipe."""
     pipe = Connection(int(sys.argv[1]))
+    from rackbook.suite import outcomes
     from rackbook.suite.execution import execute
 
     groups: list[int] = []
@@ -36,7 +38,9 @@ def main() -> None:
         try:
             result = ("done", execute(task, on_kernel))
         except Exception as problem:  # whatever went wrong belongs to this notebook, not to the batch
-            result = ("broken", f"{type(problem).__name__}: {problem}")
+            full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
+            cause = outcomes.DISK if full else outcomes.NOTEBOOK
+            result = ("broken", (f"{type(problem).__name__}: {problem}", cause))
         busy.set()
         watcher.join()
         pipe.send(result)

@@ -1,0 +1,205 @@
+"""``rackbook sweep``: many executions, resumed where they stopped, here or on Slurm.
+
+Imported to build the parser, so everything that takes time to import is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rackbook.suite.notebooks import Notebook
+    from rackbook.suite.store import Store
+    from rackbook.suite.sweeps import Sweep
+
+DONE, EXECUTION_FAILED, STOPPED = 0, 1, 3
+EXECUTORS = ("local", "slurm")
+
+_EXAMPLE = """\
+a SUITE.toml:
+  name = "night"                                   # optional; the report is called by it
+  timeout_s = 3600                                 # also memory_gib, gpus, retries, cluster; here or in a block
+  [slurm]                                          # for --executor slurm
+  partition = "batch"                              # also account, nodes, gpus_per_node, cpus_per_task, mem_gib,
+  time_min = 120                                   #   time_min, max_jobs, per_job, local_dir, qos, constraint
+  [[sweep]]
+  notebooks = ["06_expert_balance"]
+  set  = { draws = 200 }                           # the same in every execution
+  grid = { ranks = [16, 32], top_k = [[6, 3], [8, 4]] }  # every combination; a value of a list parameter is a list
+  zip  = { window_steps = [500, 1000], interval_steps = [1500, 3000] }  # these go together
+  list = [ { confidence = 0.9 }, { confidence = 0.95, draws = 400 } ]  # single points
+  repeats = 3                                      # distinct seeds; or seeds = [1, 2, 3]
+"""
+
+
+def add_parsers(commands: Any) -> None:
+    """Add ``sweep``.
+
+    Args:
+        commands: the sub-parsers of the program.
+    """
+    summary = "execute notebooks over many parameter values, resuming what is there"
+    parser = commands.add_parser(
+        "sweep", help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(command=_sweep)
+    parser.add_argument("suite", type=Path, metavar="SUITE.toml", help="which notebooks with which values")
+    parser.add_argument(
+        "--notebooks", type=Path, metavar="DIR", help="folder of the notebooks (default: those that come with rackbook)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build"), metavar="DIR",
+        help="folder for everything that is written (default: build)",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=_count, metavar="N", help="executions at a time (default: one per core)")
+    add_options(parser)
+    parser.add_argument("--executor", choices=EXECUTORS, default="local", help="where to execute (default: local)")
+    slurm = parser.add_argument_group("Slurm", "each also in the table [slurm] of the file")
+    slurm.add_argument("--partition", metavar="NAME")
+    slurm.add_argument("--account", metavar="NAME")
+    slurm.add_argument("--nodes", type=_count, metavar="N", help="nodes of each job")
+    slurm.add_argument("--gpus-per-node", type=_count, metavar="N")
+    slurm.add_argument("--time", dest="time_min", type=_count, metavar="MIN", help="time limit of each job, minutes")
+    slurm.add_argument("--max-jobs", type=_count, metavar="N", help="jobs of the array that run at a time")
+    slurm.add_argument("--per-job", type=_count, metavar="N", help="executions of one job, one after the other")
+    slurm.add_argument("--detach", action="store_true", help="submit and return; the same command collects later")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ``run`` shares when its values make it a sweep."""
+    parser.add_argument("--dry-run", action="store_true", help="print what a sweep would run, and what is done")
+    parser.add_argument(
+        "--gpus", metavar="LIST", help="GPUs that a sweep may hand out, e.g. 0,1 (default: all that are visible)"
+    )
+    parser.add_argument(
+        "--keep-failed", action="store_true", help="leave executions of a sweep that failed, do not run them again"
+    )
+    parser.add_argument(
+        "--copy-to", metavar="URL",
+        help="copy each executed notebook of a sweep there: a folder, or an address that papermill can write",
+    )  # fmt: skip
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from rackbook.locations import NOTEBOOKS
+    from rackbook.suite import sweeps
+    from rackbook.suite.notebooks import discover
+
+    found = sweeps.read(arguments.suite, discover(arguments.notebooks or NOTEBOOKS))
+    return execute(found, arguments)
+
+
+def execute(sweep: Sweep, arguments: argparse.Namespace) -> int:
+    """Plan a sweep, and unless that is all, run it, write the index and the report.
+
+    Returns:
+        The exit status: 0 all complete, 1 an execution failed, 3 stopped early or not everything has run yet.
+    """
+    from rackbook.locations import shown
+    from rackbook.suite import index, sweep_plan
+    from rackbook.suite.store import Store
+
+    results = Store(arguments.out)
+    complete = results.complete(sweep.executions)
+    steps = sweep_plan.steps(sweep.executions, complete)
+    if arguments.dry_run:
+        print(sweep_plan.text(steps, sweep.notices))
+        print(sweep_plan.details(steps))
+        return DONE
+    print(sweep_plan.text(steps, sweep.notices), file=sys.stderr)
+    results.prepare()
+    left = [step.execution for step in steps if not step.done]
+    failed = index.failed(results) if arguments.keep_failed else set()
+    left = [execution for execution in left if execution.request not in failed]
+    try:
+        stopped = _executor(sweep, arguments)(left, results, arguments) if left else ""
+    except BaseException:
+        with contextlib.suppress(OSError):
+            index.write(results, sweep.executions)
+        raise
+    try:
+        return _conclude(sweep, results, results.complete(sweep.executions) if left else complete, arguments, stopped)
+    except OSError as problem:
+        print(f"rackbook: {stopped or f'{shown(arguments.out)}: {problem}'}", file=sys.stderr)
+        return STOPPED
+
+
+def _conclude(
+    sweep: Sweep, results: Store, complete: dict[str, Path], arguments: argparse.Namespace, stopped: str
+) -> int:
+    """Write the index, the copies and the report, and say where they are."""
+    from rackbook.suite import index
+
+    frame = index.write(results, sweep.executions)
+    if arguments.copy_to:
+        from rackbook.suite import copies
+
+        for problem in copies.send(complete, results, arguments.copy_to):
+            print(f"note: {problem}", file=sys.stderr)
+            stopped = stopped or "not every notebook could be copied; the same command tries again"
+    from rackbook.suite import sweep_report
+
+    page = sweep_report.write(sweep, results, complete, frame)
+    missing = len(sweep.executions) - len(complete)
+    print(f"{len(complete)} of {len(sweep.executions)} executions complete" + (f", {missing} not" if missing else ""))
+    print(f"report     {page}\nindex      {arguments.out / index.FILE}\nresults    {arguments.out / 'executions'}/")
+    if stopped:
+        print(f"rackbook: {stopped}", file=sys.stderr)
+        return STOPPED
+    return EXECUTION_FAILED if missing else DONE
+
+
+def sweep_of_run(notebooks: Sequence[Notebook], arguments: argparse.Namespace) -> Callable[[], int] | None:
+    """The sweep that ``rackbook run`` is asked for; None if no parameter has several values.
+
+    Raises:
+        ParameterError: a wrong parameter, or an option of a sweep without one.
+    """
+    from rackbook.errors import ParameterError
+    from rackbook.suite import parameters, sweeps
+    from rackbook.suite.executions import Limits
+
+    values, notices = parameters.assign_several(arguments.parameters, notebooks)
+    if not arguments.dry_run and all(len(several) == 1 for given in values.values() for several in given.values()):
+        options = {"--gpus": arguments.gpus, "--keep-failed": arguments.keep_failed, "--copy-to": arguments.copy_to}
+        if given := [option for option, value in options.items() if value]:
+            raise ParameterError(f"{given[0]} belongs to a sweep; give a number several values, like -p ranks 16,32")
+        return None
+    limits = Limits() if arguments.timeout is None else Limits(timeout_s=arguments.timeout)
+    found = sweeps.of_values("run", values, notebooks, limits)
+    return lambda: execute(replace(found, notices=(*notices, *found.notices)), arguments)
+
+
+def _executor(sweep: Sweep, arguments: argparse.Namespace) -> Callable[..., str]:
+    if getattr(arguments, "executor", "local") == "local":
+        return _local
+
+    def slurm(left: list, results: Any, arguments: argparse.Namespace) -> str:
+        from rackbook.suite import slurm
+
+        names = ("partition", "account", "nodes", "gpus_per_node", "time_min", "max_jobs", "per_job")
+        given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+        return slurm.run(left, results, sweep.slurm | given, name=sweep.name, detach=arguments.detach)
+
+    return slurm
+
+
+def _local(left: list, results: Any, arguments: argparse.Namespace) -> str:
+    from rackbook.suite import leases, local, outcomes
+
+    gpus = leases.visible() if arguments.gpus is None else [g.strip() for g in arguments.gpus.split(",") if g.strip()]
+    tally = local.run(left, results, jobs=arguments.jobs or outcomes.available_cores(), gpus=gpus)
+    return tally.stopped
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a whole number from 1")
+    return int(text)

@@ -1,0 +1,178 @@
+"""Submissions to Slurm: arrays of jobs, made with submitit, and found again by whoever comes later."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import sys
+import time
+import uuid
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rackbook.errors import RackbookError
+from rackbook.locations import shown
+from rackbook.suite import job, slurm_state
+from rackbook.suite.executions import Execution
+from rackbook.suite.store import Store
+
+SPARE_MIN = 5
+"""Minutes of a job beside the time limits of its executions: starts, charts, writing."""
+
+FILE = "submission.json"
+
+
+@dataclass
+class Submission:
+    """One array of jobs.
+
+    Attributes:
+        folder: its task files and what submitit keeps.
+        name: the jobs' name, by which Slurm finds them again.
+        requests: what each job of the array executes.
+        job: Slurm's id of the array; None if that was not recorded any more.
+        at: when it was submitted, in seconds of the system's clock.
+    """
+
+    folder: Path
+    name: str
+    requests: list[list[str]]
+    job: str | None
+    at: float
+
+    def identity(self, place: int) -> str:
+        """A job's id as Slurm writes it."""
+        return f"{self.job}_{place}" if len(self.requests) > 1 else f"{self.job}"
+
+    def write(self) -> None:
+        """Keep it, in one step."""
+        path = self.folder / FILE
+        content = {"name": self.name, "job": self.job, "at": self.at, "requests": self.requests}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=1), "utf-8")
+        partial.replace(path)
+
+    def alive(self) -> list[int]:
+        """The places of the jobs that wait or run."""
+        states = slurm_state.states(self.name)
+        return [
+            place for place, requests in enumerate(self.requests) if requests and states.get(place) in slurm_state.ALIVE
+        ]
+
+    def states(self) -> dict[int, str]:
+        """State of each job by its place, as far as Slurm remembers it."""
+        found = slurm_state.states(self.name)
+        if len(found) < len(self.requests):
+            found = slurm_state.remembered(self.name) | found
+        return found
+
+
+@contextmanager
+def alone(results: Store) -> Iterator[None]:
+    """While it is held no other process submits from this folder."""
+    path = results.out / "slurm" / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as problem:
+            raise RackbookError(f"{shown(path)}: cannot be locked: {problem.strerror}") from None
+        yield
+
+
+def adopted(results: Store, wanted: Container[str]) -> list[Submission]:
+    """Earlier submissions that hold something of this sweep."""
+    found = []
+    for path in sorted((results.out / "slurm").glob(f"*/{FILE}")):
+        record = json.loads(path.read_text("utf-8"))
+        submission = Submission(path.parent, record["name"], record["requests"], record["job"], record["at"])
+        if any(request in wanted for requests in submission.requests for request in requests):
+            alive = submission.alive()
+            submission.job = submission.job or slurm_state.job_of(submission.name)
+            for place, requests in enumerate(submission.requests):
+                if place not in alive:
+                    requests.clear()  # its end was seen, or is no news any more; what it left undone is submitted anew
+            if alive:
+                found.append(submission)
+    return found
+
+
+def submit(
+    executions: Sequence[Execution], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
+) -> list[Submission]:
+    """Submit executions, those with the same needs as one array."""
+    groups: dict[tuple[Any, ...], list[Execution]] = {}
+    for e in executions:
+        groups.setdefault((e.limits.gpus, e.limits.timeout_s, e.limits.memory_gib), []).append(e)
+    return [_submit_array(group, results, options, name, say) for group in groups.values()]
+
+
+def _submit_array(
+    executions: list[Execution], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
+) -> Submission:
+    try:
+        import submitit
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+    except ModuleNotFoundError:
+        raise RackbookError("--executor slurm needs submitit: pip install 'rackbook[slurm]'") from None
+    per_job = options.get("per_job", 1)
+    chunks = [executions[i : i + per_job] for i in range(0, len(executions), per_job)]
+    identity = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+    folder = results.out / "slurm" / identity
+    folder.mkdir(parents=True)
+    tasks = []
+    for number, chunk in enumerate(chunks):
+        tasks.append(folder / f"task-{number}.json")
+        content = {
+            "out": str(results.out),
+            "local_dir": options.get("local_dir"),
+            "executions": [job.as_record(execution) for execution in chunk],
+        }
+        tasks[-1].write_text(json.dumps(content, indent=1, ensure_ascii=False), "utf-8")
+    submission = Submission(
+        folder, f"{name}-{identity}", [[e.request for e in chunk] for chunk in chunks], None, time.time()
+    )
+    submission.write()  # before Slurm knows of it, so that jobs of a killed submitter can be found by their name
+    try:
+        executor = submitit.SlurmExecutor(folder=folder / "submitit")
+        executor.update_parameters(**_parameters(executions, options, submission.name))
+        command = submitit.helpers.CommandFunction([sys.executable, "-m", "rackbook.suite.job"], verbose=False)
+        jobs = executor.map_array(command, [str(task) for task in tasks])
+    except (FailedJobError, FailedSubmissionError, RuntimeError) as problem:
+        (folder / FILE).unlink()
+        raise RackbookError(f"Slurm did not take the jobs: {problem}") from None
+    submission.job = jobs[0].job_id.partition("_")[0]
+    submission.write()
+    say(f"submitted {len(executions)} executions as job {submission.job}, {len(chunks)} in its array")
+    return submission
+
+
+def _parameters(executions: Sequence[Execution], options: dict[str, Any], name: str) -> dict[str, Any]:
+    """Options as submitit wants them."""
+    limits = executions[0].limits
+    nodes = options.get("nodes", 1)
+    per_node = options.get("gpus_per_node", math.ceil(limits.gpus / nodes))
+    if limits.gpus > nodes * per_node:
+        raise RackbookError(
+            f"{executions[0].label}: wants {limits.gpus} GPUs, the job has {nodes} nodes × {per_node} GPUs; "
+            "raise --nodes or --gpus-per-node"
+        )
+    found = {
+        key: options[key] for key in ("partition", "account", "qos", "constraint", "cpus_per_task") if key in options
+    }
+    memory_gib = options.get("mem_gib")
+    return found | {
+        "job_name": name,
+        "nodes": nodes,
+        "gpus_per_node": per_node or None,
+        "mem": None if memory_gib is None else f"{math.ceil(memory_gib * 1024)}M",
+        "time": options.get("time_min") or math.ceil(limits.timeout_s * options.get("per_job", 1) / 60) + SPARE_MIN,
+        "array_parallelism": options.get("max_jobs", 256),
+        "use_srun": False,  # a live notebook itself spreads over the nodes, with srun from the first one
+        "stderr_to_stdout": True,
+        "additional_parameters": {"requeue": True},
+    }

@@ -1,0 +1,147 @@
+"""Whose turn it is: who waits for whom, and for what a plan reserves the machine."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from small_notebooks import notebook
+
+from rackbook import plans
+from rackbook.errors import RackbookError
+from rackbook.suite import local, store, sweep_plan
+from rackbook.suite.executions import MACHINE, Execution, Limits
+from rackbook.suite.leases import VISIBLE, Leases
+from rackbook.suite.notebooks import read
+from rackbook.suite.progress import Progress
+
+LIVE = """\
+seed: int = 1  # [-] seed of the draws
+source: str = "published"  # [-] where the numbers come from
+cluster: str = "here"  # [-] where to measure
+"""
+
+
+@pytest.fixture
+def one(tmp_path):
+    return read(notebook(tmp_path, "01_one", parameters=LIVE))
+
+
+def execution(one, seed: int, **values) -> Execution:
+    limits = values.pop("limits", Limits())
+    return Execution(one, {"seed": seed, **values}, {"seed": seed}, 1, limits)
+
+
+class Desk:
+    """A desk without workers; what it hands out ends when the test says so."""
+
+    def __init__(self, folder: Path, executions: list[Execution], gpus: list[str] | None = ("0", "1")) -> None:
+        results = store.Store(folder / "out")
+        results.prepare()
+        leases = None if gpus is None else Leases(list(gpus), folder / "locks")
+        progress = Progress(len(executions), io.StringIO())
+        self.desk = local._Desk(executions, results, leases, folder / "scratch", {"kind": "local"}, progress)
+        self.tasks = {}
+
+    def start(self) -> list[int]:
+        """Hand out what can start; the seeds."""
+        started = []
+        while (task := self.desk.next()) is not None:
+            started.append(task.values["seed"])
+            self.tasks[task.values["seed"]] = task
+        return started
+
+    def end(self, seed: int) -> None:
+        job = self.desk._jobs.pop(self.tasks[seed].id)
+        self.desk._give_back(job.devices)
+        os.close(job.lock)
+
+    def sees(self, seed: int) -> str | None:
+        return self.tasks[seed].environment.get(VISIBLE)
+
+
+def test_gpus_are_handed_out_once_and_come_back(one, tmp_path):
+    wants = [Limits(gpus=2), Limits(gpus=1), Limits()]
+    desk = Desk(tmp_path, [execution(one, i, limits=limits) for i, limits in enumerate(wants, 1)])
+    assert desk.start() == [1, 3]
+    assert (desk.sees(1), desk.sees(3)) == ("0,1", "")
+    desk.end(1)
+    assert desk.start() == [2]
+    assert desk.sees(2) == "0"
+    assert not desk.desk.open
+
+
+def test_a_measurement_on_the_processors_runs_alone(one, tmp_path):
+    limits = [Limits(), Limits(exclusive=MACHINE), Limits()]
+    desk = Desk(tmp_path, [execution(one, i, limits=own) for i, own in enumerate(limits, 1)])
+    assert desk.start() == [1, 3]
+    desk.end(1)
+    assert desk.start() == []
+    desk.end(3)
+    assert desk.start() == [2]
+    other = Desk(tmp_path / "other", [execution(one, 4)])
+    assert other.start() == [4]
+
+
+def test_one_measurement_at_a_time_on_a_cluster_elsewhere_which_needs_no_gpu_here(one, tmp_path):
+    limits = [Limits(gpus=32, exclusive=f"cluster {name}") for name in ("rack", "rack", "other")]
+    desk = Desk(tmp_path, [execution(one, i, limits=own) for i, own in enumerate(limits, 1)])
+    assert desk.start() == [1, 3]
+    assert desk.sees(1) is None
+    desk.end(1)
+    assert desk.start() == [2]
+
+
+def test_in_an_allocation_the_gpus_are_left_as_they_are(one, tmp_path):
+    desk = Desk(tmp_path, [execution(one, 1, limits=Limits(gpus=16))], gpus=None)
+    assert desk.start() == [1]
+    assert desk.sees(1) is None
+
+
+def test_what_another_process_executes_is_waited_for(one, tmp_path):
+    mine, other = execution(one, 1), execution(one, 2)
+    desk = Desk(tmp_path, [mine, other])
+    held = desk.desk._results.lock(mine.request)
+    assert desk.start() == [2]
+    assert desk.desk.open
+    os.close(held)
+    assert desk.start() == [1]
+
+
+def test_more_gpus_than_there_are_is_an_error_before_anything_runs(one, tmp_path):
+    wants = [execution(one, 1, limits=Limits(gpus=3))]
+    with pytest.raises(RackbookError, match=r"01_one seed=1: wants 3 GPUs, available here: 2; name them with --gpus"):
+        local.run(wants, store.Store(tmp_path), jobs=1, gpus=["0", "1"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "exclusive"), [("local", 8, ""), ("local", 0, "machine"), ("slurm", 32, "cluster here")]
+)
+def test_the_plan_of_a_live_notebook_says_its_gpus_minutes_and_what_it_needs_alone(
+    one, monkeypatch, kind, gpus, exclusive
+):
+    found = SimpleNamespace(
+        num_gpus=gpus, gpu_minutes=gpus * 10.0, cluster=SimpleNamespace(launcher=SimpleNamespace(kind=kind))
+    )
+    monkeypatch.setattr(plans, "TOPICS", ("one",))
+    monkeypatch.setattr(plans, "plan", lambda *_: found)
+    monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
+    live = execution(one, 1, source="measure")
+    (step, still) = sweep_plan.steps([live, execution(one, 2)], {live.request: Path()})
+    assert (step.done, step.gpu_minutes, step.note) == (True, gpus * 10.0, "on here")
+    assert (step.execution.limits.gpus, step.execution.limits.exclusive) == (gpus, exclusive)
+    assert (still.gpu_minutes, still.execution.limits) == (0.0, Limits())
+
+
+def test_a_cluster_that_cannot_do_it_is_an_error_of_the_execution(one, monkeypatch):
+    def plan(*_):
+        raise RackbookError("no such cluster")
+
+    monkeypatch.setattr(plans, "TOPICS", ("one",))
+    monkeypatch.setattr(plans, "plan", plan)
+    monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
+    with pytest.raises(RackbookError, match="01_one seed=1: no such cluster"):
+        sweep_plan.steps([execution(one, 1, source="measure")], {})

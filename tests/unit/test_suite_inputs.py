@@ -1,0 +1,126 @@
+"""What a result depends on: exactly the files that its kernel read, and a change of any of them is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+from small_notebooks import notebook
+
+from rackbook.errors import DataError
+from rackbook.suite import inputs
+from rackbook.suite.notebooks import load_json, read
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A library and data of two files each, a notebook, and a trace in which the first of each was read."""
+    for name in ("lib/rackbook/a.py", "lib/rackbook/b.py", "lib/rackbook/suite/pool.py", "data/a.csv", "data/b.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(inputs, "_ROOTS", {"data": tmp_path / "data", "library": tmp_path / "lib" / "rackbook"})
+    monkeypatch.setattr(inputs, "_RUNNER", tmp_path / "lib" / "rackbook" / "suite")
+    notebook(tmp_path, "01_one")
+    (tmp_path / "mine.csv").write_text("1")
+    seen = {
+        "modules": [str(tmp_path / "lib/rackbook" / name) for name in ("a.py", "suite/pool.py")],
+        "read": [str(tmp_path / "data" / "a.csv"), str(tmp_path / "elsewhere.csv")],
+    }
+    (tmp_path / "trace.json").write_text(json.dumps(seen))
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (time.time() - 100,) * 2)
+    return tmp_path
+
+
+def made(place, parameters=None, started=None):
+    nb = read(place / "01_one.ipynb")
+    values = {p.name: p.default for p in nb.parameters} | (parameters or {})
+    found = inputs.manifest(place / "trace.json", nb, values, inputs.Digests(), started or time.time() - 50)
+    return found, nb, values
+
+
+def still_current(found, nb, values) -> bool:
+    return inputs.Digests().current(inputs.name_of(found), found, nb, values)
+
+
+def test_a_manifest_lists_what_was_read_and_neither_the_runner_nor_files_elsewhere(place):
+    found, nb, values = made(place)
+    assert list(found["library"]) == ["a.py"]
+    assert list(found["data"]) == ["a.csv"]
+    assert found["files"] == {}
+    assert str(place) not in json.dumps(found)
+    assert still_current(found, nb, values)
+
+
+@pytest.mark.parametrize(
+    ("changed", "current"),
+    [("lib/rackbook/a.py", False), ("lib/rackbook/b.py", True), ("data/a.csv", False), ("data/b.csv", True),
+     ("lib/rackbook/suite/pool.py", True), ("mine.csv", True)],
+)  # fmt: skip
+def test_a_change_counts_where_it_was_read_and_nowhere_else(place, changed, current):
+    found, nb, values = made(place)
+    (place / changed).write_text("changed")
+    assert still_current(found, nb, values) is current
+
+
+def test_a_file_that_is_gone_counts_as_changed(place):
+    found, nb, values = made(place)
+    (place / "data" / "a.csv").unlink()
+    assert not still_current(found, nb, values)
+
+
+def test_a_file_of_the_user_counts_by_content_not_by_time(place):
+    found, nb, values = made(place, {"points_path": str(place / "mine.csv")})
+    assert str(place) not in json.dumps(found)
+    (place / "mine.csv").write_text("1")
+    assert still_current(found, nb, values)
+    (place / "mine.csv").write_text("2")
+    assert not still_current(found, nb, values)
+
+
+def test_a_folder_of_the_user_counts_with_the_names_in_it(place):
+    found, nb, values = made(place, {"points_path": str(place / "data")})
+    (place / "data" / "b.csv").rename(place / "data" / "c.csv")
+    assert not still_current(found, nb, values)
+
+
+def test_a_new_file_in_a_folder_that_was_listed_is_a_change(place):
+    seen = json.loads((place / "trace.json").read_text())
+    (place / "trace.json").write_text(json.dumps(seen | {"read": [str(place / "data")]}))
+    found, nb, values = made(place)
+    assert list(found["data"]) == ["./"]
+    assert still_current(found, nb, values)
+    (place / "data" / "c.csv").write_text("")
+    assert not still_current(found, nb, values)
+
+
+def test_the_source_of_the_notebook_counts_and_its_outputs_do_not(place):
+    found, nb, values = made(place)
+    content = load_json(nb.path)
+    content["cells"][1]["execution_count"] = 7
+    content["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x"}]
+    nb.path.write_text(json.dumps(content))
+    assert still_current(found, nb, values)
+    content["cells"][-1]["source"] += "\n# changed"
+    nb.path.write_text(json.dumps(content))
+    assert not still_current(found, nb, values)
+
+
+def test_another_version_of_a_package_is_a_change(place, monkeypatch):
+    found, nb, values = made(place)
+    monkeypatch.setattr(inputs, "versions", lambda: found["versions"] | {"polars": "0.0"})
+    assert not still_current(found, nb, values)
+
+
+def test_what_changed_while_it_ran_makes_the_result_out_of_date_at_once(place):
+    (place / "data" / "a.csv").write_text("changed")
+    found, nb, values = made(place, started=time.time() - 10)
+    assert not still_current(found, nb, values)
+
+
+def test_without_a_trace_there_is_no_result(place):
+    (place / "trace.json").unlink()
+    with pytest.raises(DataError, match="the kernel left no list of what it read"):
+        made(place)
