@@ -45,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_names(command)
     command.add_argument(
         "-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-        help="set a parameter of the selected notebooks that have it; a list is 32,64, nothing is none; repeatable",
+        help="set a parameter of the selected notebooks that have it; a list is 32,64, nothing is none; repeatable; "
+        "16,32 for a single number runs a sweep over its values",
     )  # fmt: skip
     command.add_argument("--jobs", type=_positive_int, metavar="N", help="notebooks at a time (default: one per core)")
     command.add_argument(
@@ -53,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         help="longest time of one notebook (default: 1800)",
     )  # fmt: skip
     _add_out(command)
+    from rackbook.suite.commands import add_options
+
+    add_options(command)
 
     command = _command(commands, "claims", _claims, "the score board: every claim and its verdict")
     command.add_argument("--json", action="store_true", help="as a list of objects")
@@ -69,9 +73,19 @@ def _parser() -> argparse.ArgumentParser:
         "options", nargs="*", metavar="OPTION", help="for JupyterLab, after --, e.g. rackbook lab -- --no-browser"
     )
 
+    from rackbook.engine.commands import add_parsers as add_engine_parsers
+    from rackbook.hostwork.commands import add_parsers as add_hostwork_parsers
+    from rackbook.measurements.commands import add_parsers as add_run_parsers
+    from rackbook.plans.commands import add_parsers as add_plan_parsers
     from rackbook.releases.commands import add_parsers
+    from rackbook.suite.commands import add_parsers as add_suite_parsers
 
+    add_engine_parsers(commands)
     add_parsers(commands)
+    add_hostwork_parsers(commands)
+    add_plan_parsers(commands)
+    add_run_parsers(commands)
+    add_suite_parsers(commands)
     return parser
 
 
@@ -132,6 +146,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from rackbook.suite.listing import summary
 
     notebooks = _selected(arguments)
+    from rackbook.suite.commands import sweep_of_run
+
+    if (sweep := sweep_of_run(notebooks, arguments)) is not None:
+        return sweep()
     assignment = parameters.assign(arguments.parameters, notebooks)
     for notice in assignment.notices:
         print(f"note: {notice}", file=sys.stderr)

@@ -18,13 +18,15 @@ from rackbook.replay.queues import queue
 
 RATE = 138_700 / 2
 DEPTH = "cost of depth, per token and context token"
-SMALL = {"num_requests": 120, "repeats": 2, "ranks": [2, 4], "loads_percent": [80.0]}
+SMALL = {"num_requests": 120, "ranks": [2, 4]}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_routed_requests():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "POLICY_REQUESTS", 2_000)
+        patch.setattr(experiment, "LOADS_PERCENT", (80.0,))
+        patch.setattr(experiment, "REPEATS", 2)
         yield
 
 
@@ -118,19 +120,19 @@ def test_the_mirrored_trace_runs_at_the_published_rate(points):
 
 
 def test_given_costs_are_used_and_named(evidence):
-    params, lag_replay = assumed(us_per_token=9.0, ps_per_attended_token=20.0, fixed_ms=3.0)
-    assert lag_replay.cost == StepCost(3.0, 9.0, 20.0)
+    params, lag_replay = assumed(us_per_token=9.0, ps_per_attended_token=20.0)
+    assert lag_replay.cost == StepCost(10.0, 9.0, 20.0)
     costs = {r["quantity"]: r for r in experiment.costs(params, lag_replay, RATE).iter_rows(named=True)}
     assert costs["cost per token"]["formula"] == costs[DEPTH]["formula"] == "given"
-    assert costs["full step at no depth"]["value"] == pytest.approx(3 + 16_384 * 9e-3)
-    assert costs["full step at 128K of depth"]["value"] == pytest.approx(3 + 16_384 * (9e-3 + 131_072 * 20e-9))
+    assert costs["full step at no depth"]["value"] == pytest.approx(10 + 16_384 * 9e-3)
+    assert costs["full step at 128K of depth"]["value"] == pytest.approx(10 + 16_384 * (9e-3 + 131_072 * 20e-9))
     assert "calibrated" in row(evidence.costs, quantity="cost per token")["formula"]
     assert "decode sweep" in row(evidence.costs, quantity=DEPTH)["formula"]
 
 
 def test_costs_that_leave_no_time_are_refused():
-    with pytest.raises(ParameterError, match="fixed_ms = 900 .*lower one of them, or give us_per_token"):
-        assumed(fixed_ms=900.0)
+    with pytest.raises(ParameterError, match="ps_per_attended_token = 9000 .*lower one of them, or give us_per_token"):
+        assumed(ps_per_attended_token=9_000.0)
 
 
 def test_losses_grow_with_ranks_and_with_the_cost_of_depth_and_vanish_without_it(evidence):
@@ -221,9 +223,7 @@ def test_a_trace_of_the_users_replaces_the_sessions(tmp_path):
     lines += [f"2026-01-01 00:{i // 60:02d}:{i % 60:02d}.5,{20_000 + 1_000 * (i % 40)},5" for i in range(300)]
     path = tmp_path / "mine.csv"
     path.write_text("\n".join(lines))
-    found = experiment.collect(
-        experiment.Params(trace_path=str(path), num_requests=200, ranks=[2], loads_percent=[50.0])
-    )
+    found = experiment.collect(experiment.Params(trace_path=str(path), num_requests=200, ranks=[2]))
     assert found.trace["source"][0] == "Azure trace mine.csv"
     assert found.trace["origin"][0] == "published"
     assert row(found.trace, quantity="input")["max"] == 59_000
@@ -233,9 +233,7 @@ def test_a_trace_of_the_users_replaces_the_sessions(tmp_path):
 
 def test_a_recorded_trace(realdata):
     path = realdata / "traces" / "mooncake_conversation_head2000.jsonl"
-    found = experiment.collect(
-        experiment.Params(trace_path=str(path), num_requests=1_000, ranks=[2], loads_percent=[80.0])
-    )
+    found = experiment.collect(experiment.Params(trace_path=str(path), num_requests=1_000, ranks=[2]))
     assert row(found.predictions, dp_size=2, setting="default costs")["loss_percent"] > 0
     assert found.policies["prefix_caching"].all()
 
@@ -249,12 +247,10 @@ def test_arrivals_are_all_at_the_start_or_kept_and_scaled():
     assert kept.queues[0].new_tokens.tolist() == waiting.queues[0].new_tokens.tolist()
 
 
-def test_scaled_lengths_and_prefix_caching_change_what_is_computed():
+def test_scaled_lengths_change_what_is_computed():
     _, plain = assumed()
-    (_, short), (_, cached) = assumed(length_scale=0.5), assumed(prefix_caching=True)
+    _, short = assumed(length_scale=0.5)
     assert short.num_tokens == pytest.approx(plain.num_tokens / 2, rel=1e-4)
-    assert cached.num_tokens < plain.num_tokens / 10
-    assert cached.mean_depth_tokens > plain.mean_depth_tokens
 
 
 def test_too_few_requests_for_the_lag_say_what_to_change():
@@ -266,7 +262,7 @@ def test_too_few_requests_for_the_lag_say_what_to_change():
 @pytest.mark.parametrize(
     "bad",
     [
-        {"ranks": [1, 2]}, {"ranks": [2, 2]}, {"ranks": []}, {"loads_percent": [100.0]}, {"loads_percent": []},
+        {"ranks": [1, 2]}, {"ranks": [2, 2]}, {"ranks": []}, {"pairs": 0}, {"users": -1},
         {"us_per_token": 0.0}, {"rate_scale": 0.0}, {"max_num_batched_tokens": 0}, {"concurrency": 3},
     ],
 )  # fmt: skip

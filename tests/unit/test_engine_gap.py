@@ -30,7 +30,7 @@ def with_pairs(folder, text=PAIRS):
 
 def test_every_shown_column_is_in_the_vocabulary(evidence):
     frames = [value for value in vars(evidence).values() if isinstance(value, pl.DataFrame)]
-    assert len(frames) == 7
+    assert len(frames) == 9
     for frame in frames:
         assert set(frame.columns) <= set(COLUMNS)
         assert {"origin", "source"} <= set(frame.columns)

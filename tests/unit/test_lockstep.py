@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import lockstep_reference as reference
 from rackbook.errors import DataError, ParameterError
 from rackbook.models import dp_loss, order_statistics
-from rackbook.replay import imbalance, lockstep
+from rackbook.replay import imbalance
 from rackbook.replay.calibration import LagReplay, excess_of, fit_depth
 from rackbook.replay.lockstep import POLICIES, StepCost, replay, route
 from rackbook.replay.queues import Queue, deal, lag, mirror

@@ -1,4 +1,4 @@
-"""Chart of two engines' throughput ratio over the batch size."""
+"""Charts over the batch size: two engines' throughput ratio, and one engine's measured step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from rackbook.charts import theme
-from rackbook.tables import require
+from rackbook.tables import require, title
 
 
 def throughput_ratio_by_batch(
@@ -72,6 +72,46 @@ def throughput_ratio_by_batch(
             worst = claimed.sort(pl.col("throughput_difference_percent").abs(), maintain_order=True).row(-1, named=True)
             finding += f"; measured: at worst {_percent(worst['throughput_ratio'])}, at batch {worst['batch_size']}"
     return alt.layer(*layers).properties(name="throughput_ratio_by_batch", title=theme.headline(finding, subtitle))
+
+
+def step_time_by_batch(steps: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """The measured step over the batch size, both axes logarithmic.
+
+    Args:
+        steps: batch_size, step_ms, sample_spread_percent, least_output_tok_per_s_per_gpu,
+            most_output_tok_per_s_per_gpu, stable.
+        subtitle: hardware, model and sample.
+    """
+    names = (
+        "batch_size", "step_ms", "least_output_tok_per_s_per_gpu", "most_output_tok_per_s_per_gpu",
+        "sample_spread_percent", "stable",
+    )  # fmt: skip
+    require(steps, (*names, "origin", "source"), "step_time_by_batch")
+    ordered = steps.sort("batch_size")
+    x = theme.x(
+        "batch_size",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=24),
+        axis=alt.Axis(values=ordered["batch_size"].to_list(), format="d"),
+    )
+    least, most = ordered["step_ms"].min(), ordered["step_ms"].max()
+    y = theme.y("step_ms", scale=alt.Scale(type="log", domain=[least / 1.5, most * 1.5], nice=False))
+    base = alt.Chart(ordered).encode(x=x, y=y)
+    line = base.mark_line(color=theme.ENTITY_COLORS["vLLM"], strokeWidth=1, opacity=0.6)
+    dots = base.mark_point(color=theme.ENTITY_COLORS["vLLM"], filled=True, size=80).encode(
+        shape=theme.origin_shape(ordered["origin"].unique().to_list()),
+        opacity=alt.Opacity("stable:N", title=title("stable"), scale=alt.Scale(domain=[True, False], range=[1, 0.3])),
+        tooltip=theme.tooltip(*names),
+    )
+    numbers = base.mark_text(dy=-12, color=theme.INK).encode(text=alt.Text("step_ms:Q", format=".1f"))
+    first, last = ordered.row(0, named=True), ordered.row(-1, named=True)
+    return (line + dots + numbers).properties(
+        name="step_time_by_batch",
+        title=theme.headline(
+            f"From batch {first['batch_size']} to {last['batch_size']} the step goes from {first['step_ms']:.1f} to "
+            f"{last['step_ms']:.1f} ms",
+            subtitle,
+        ),
+    )
 
 
 def _measured(curve: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:

@@ -87,6 +87,39 @@ def gain_by_new_tokens(
     )
 
 
+def gain_by_switch(gains: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """What each switch gained over the number of new tokens, in a run.
+
+    Args:
+        gains: fix, new_tokens, gain_percent, switched_on_ms, switched_off_ms, stable.
+        subtitle: hardware, model and sample.
+    """
+    names = ("fix", "new_tokens", "gain_percent", "switched_on_ms", "switched_off_ms", "stable")
+    require(gains, (*names, "origin", "source"), "gain_by_switch")
+    fixes = gains["fix"].unique(maintain_order=True).to_list()
+    x = theme.x(
+        "new_tokens",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=24),
+        axis=alt.Axis(values=gains["new_tokens"].unique().sort().to_list(), labelExpr=_K_LABEL),
+    )
+    base = alt.Chart(gains).encode(x=x, y=theme.y("gain_percent"), color=theme.entity_color("fix", fixes))
+    dots = base.mark_point(filled=True, size=90).encode(
+        shape=theme.origin_shape(gains["origin"].unique().to_list()),
+        opacity=alt.Opacity("stable:N", title=title("stable"), scale=alt.Scale(domain=[True, False], range=[1, 0.3])),
+        tooltip=theme.tooltip(*names),
+    )
+    numbers = base.mark_text(dy=-12).encode(text=alt.Text("gain_percent:Q", format="+.1f"))
+    largest = gains.sort("gain_percent", maintain_order=True).row(-1, named=True)
+    return (base.mark_line(strokeWidth=1, opacity=0.6) + dots + numbers).properties(
+        name="gain_by_switch",
+        title=theme.headline(
+            f"Largest gain of a switch: {largest['gain_percent']:+.1f} %, {largest['fix']}, "
+            f"at {largest['new_tokens']:,} new tokens",
+            subtitle,
+        ),
+    )
+
+
 def fixes_one_after_the_other(ladder: pl.DataFrame, total: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     """The gain as one fix is added to the other, multiplied, against that of all together.
 

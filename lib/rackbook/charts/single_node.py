@@ -12,6 +12,53 @@ ENGINES = ("vLLM", "DeepInfer")
 REQUEST_PARTS = ("decoding", "waiting and prefill")
 
 
+def measured_output_by_load(measured: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Output throughput of one measured run, load by load, with intervals over the client's runs.
+
+    Args:
+        measured: table ``serving_measured``, one run.
+        subtitle: hardware, model and sample.
+    """
+    names = (
+        "bench_stage", "concurrency", "input_tokens", "output_tokens", "repeats", "num_failed", "output_tok_per_s",
+        "output_low_tok_per_s", "output_high_tok_per_s",
+    )  # fmt: skip
+    require(measured, (*names, "origin", "source"), "measured_output_by_load")
+    several = measured["bench_stage"].n_unique() > 1
+    load = pl.format("{} → {}, {} at once", "input_tokens", "output_tokens", "concurrency")
+    rows = measured.with_columns((pl.format("{}: {}", "bench_stage", load) if several else load).alias("workload"))
+    y = alt.Y("workload:N", title=title("workload"), sort=rows["workload"].to_list(), axis=alt.Axis(labelLimit=260))
+    x = theme.x("output_tok_per_s", scale=alt.Scale(domainMin=0))
+    spread = (
+        alt.Chart(rows)
+        .mark_rule(color=theme.ENTITY_COLORS["vLLM"], strokeWidth=2, opacity=0.6, clip=True)
+        .encode(x="output_low_tok_per_s:Q", x2="output_high_tok_per_s:Q", y=y)
+    )
+    dots = (
+        alt.Chart(rows)
+        .mark_point(color=theme.ENTITY_COLORS["vLLM"], filled=True, size=80, opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            shape=theme.origin_shape(rows["origin"].unique().to_list()),
+            tooltip=theme.tooltip("workload", *names[1:]),
+        )
+    )
+    labels = (
+        alt.Chart(rows)
+        .mark_text(dy=-12, color=theme.INK)
+        .encode(x=x, y=y, text=alt.Text("output_tok_per_s:Q", format=",.0f"))
+    )
+    measured_rows = rows.drop_nulls("output_tok_per_s").sort("output_tok_per_s")
+    text = "No load was measured in every repeat"
+    if not measured_rows.is_empty():
+        best = measured_rows.row(-1, named=True)
+        text = f"Most output tokens, {best['output_tok_per_s']:,.0f} per second, at {best['workload']}"
+    return (spread + dots + labels).properties(
+        name="measured_output_by_load", height=alt.Step(40), title=theme.headline(text, subtitle)
+    )
+
+
 def output_by_engine(runs: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     """Output throughput of each engine at each pair of lengths; what is not printed is said in its place.
 

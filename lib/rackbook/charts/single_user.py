@@ -119,3 +119,49 @@ def floor_by_checked_tokens(reads: pl.DataFrame, floors: pl.DataFrame, *, subtit
             [subtitle, "Bars: the tokens of a step choose experts independently; dark line: all choose the same"],
         ),
     )
+
+
+def user_rate_by_server(measured: pl.DataFrame, published: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """One user's measured rate on each server, with the interval over runs, and the published rate as a rule.
+
+    Args:
+        measured: bench_stage, user_tok_per_s with bounds (null with one run), acceptance_length; table
+            ``single_user_measured``.
+        published: table ``single_user``, one row.
+        subtitle: hardware, model and sample.
+    """
+    names = ("bench_stage", "user_tok_per_s", "user_low_tok_per_s", "user_high_tok_per_s", "acceptance_length")
+    require(measured, (*names, "origin", "source"), "user_rate_by_server measured")
+    require(published, ("interactivity_p90_tok_per_s", "origin", "source"), "user_rate_by_server published")
+    servers = measured["bench_stage"].to_list()
+    y = alt.Y("bench_stage:N", title=title("bench_stage"), sort=servers)
+    color = theme.entity_color("bench_stage", servers).legend(None)
+    base = alt.Chart(measured)
+    dots = base.mark_point(filled=True, size=100, opacity=1).encode(
+        x=theme.x("user_tok_per_s", scale=alt.Scale(domainMin=0)), y=y, color=color,
+        shape=theme.origin_shape([*measured["origin"], *published["origin"]]), tooltip=theme.tooltip(*names),
+    )  # fmt: skip
+    bars = (
+        base.transform_filter("isValid(datum.user_low_tok_per_s)")
+        .mark_rule(strokeWidth=2)
+        .encode(x="user_low_tok_per_s:Q", x2="user_high_tok_per_s:Q", y=y, color=color)
+    )
+    numbers = base.mark_text(dy=-14, color=theme.INK).encode(
+        x="user_tok_per_s:Q", y=y, text=alt.Text("user_tok_per_s:Q", format=".0f")
+    )
+    printed = (
+        alt.Chart(published)
+        .mark_rule(color=theme.INK, strokeDash=[4, 3])
+        .encode(x="interactivity_p90_tok_per_s:Q", tooltip=theme.tooltip("interactivity_p90_tok_per_s"))
+    )
+    best = measured.drop_nulls("user_tok_per_s").sort("user_tok_per_s", maintain_order=True)
+    finding = "No server gave a rate in every run"
+    if best.height:
+        row = best.row(-1, named=True)
+        finding = (
+            f"Fastest: {row['user_tok_per_s']:.0f} tokens/s ({row['bench_stage']}); published, dashed: "
+            f"P90 {published['interactivity_p90_tok_per_s'][0]:.0f}"
+        )
+    return (bars + dots + numbers + printed).properties(
+        name="user_rate_by_server", height=alt.Step(52), title=theme.headline(finding, subtitle)
+    )

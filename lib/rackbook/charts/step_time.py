@@ -63,6 +63,62 @@ def step_time_by_context(points: pl.DataFrame, curve: pl.DataFrame, *, subtitle:
     )
 
 
+def measured_step_by_context(measured: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Step times of one run over context, with their intervals over repeats; the context on a log scale.
+
+    Args:
+        measured: table ``context_sweep_measured``, one run.
+        subtitle: hardware, model and sample.
+    """
+    require(
+        measured,
+        ("context_tokens", "step_ms", "step_low_ms", "step_high_ms", "hardware", "model", "origin", "source"),
+        "measured_step_by_context",
+    )
+    ordered = measured.sort("context_tokens")
+    contexts = ordered["context_tokens"].to_list()
+    x = theme.x(
+        "context_tokens",
+        scale=alt.Scale(type="log", base=2, domain=[contexts[0] / 1.5, contexts[-1] * 1.5], nice=False),
+        axis=alt.Axis(values=contexts, labelExpr=_TOKENS, grid=False),
+    )
+    y = theme.y("step_ms", scale=alt.Scale(domainMin=0))
+    spread = (
+        alt.Chart(ordered)
+        .mark_rule(color=theme.BLUE, strokeWidth=2, opacity=0.6, clip=True)
+        .encode(x=x, y="step_low_ms:Q", y2="step_high_ms:Q")
+    )
+    dots = (
+        alt.Chart(ordered)
+        .mark_point(color=theme.BLUE, filled=True, size=80, opacity=1)
+        .encode(
+            x=x,
+            y=y,
+            shape=theme.origin_shape(ordered["origin"].unique().to_list()),
+            tooltip=theme.tooltip(
+                "context_tokens", "step_ms", "step_low_ms", "step_high_ms", "repeats", "num_steps", "hardware", "model"
+            ),
+        )
+    )
+    labels = (
+        alt.Chart(ordered)
+        .mark_text(dx=8, dy=-10, align="left", color=theme.INK)
+        .encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".1f"))
+    )
+    first, last = ordered.row(0, named=True), ordered.row(-1, named=True)
+    text = (
+        f"From {_in_k(first['context_tokens'])} to {_in_k(last['context_tokens'])} tokens the measured step goes from "
+        f"{first['step_ms']:.1f} to {last['step_ms']:.1f} ms"
+    )
+    return (spread + dots + labels).properties(
+        name="measured_step_by_context", title=theme.headline(text, subtitle), width=460
+    )
+
+
+def _in_k(tokens: int) -> str:
+    return f"{tokens / 1024:.4g}K" if tokens >= 1024 else f"{tokens}"
+
+
 def engine_steps_by_context(steps: pl.DataFrame, *, subtitle: str, bin_tokens: int = 512) -> alt.LayerChart:
     """Measured decode steps over context, one colour per batch size: median and quartiles per bin.
 

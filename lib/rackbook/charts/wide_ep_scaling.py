@@ -66,11 +66,14 @@ def step_time_by_ep_size(curve: pl.DataFrame, points: pl.DataFrame, *, subtitle:
             tooltip=theme.tooltip("component", "ep_size", "step_ms"),
         )
     )
-    numbers = (
-        alt.Chart(points)
-        .mark_text(dy=-13, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".1f"), detail="component:N")
-    )
+    text = alt.Text("step_ms:Q", format=".1f")
+    above = alt.Chart(points.filter(pl.col("origin") != "measured"))
+    numbers = above.mark_text(dy=-13, color=theme.INK).encode(x=x, y=y, text=text, detail="component:N")
+    measured = points.filter(pl.col("origin") == "measured")
+    if measured.height:
+        numbers += (
+            alt.Chart(measured).mark_text(dy=16, color=theme.INK).encode(x=x, y=y, text=text, detail="component:N")
+        )
     smallest, largest = _ends(points.filter(pl.col("component") == "whole step"))
     return (lines + dots + numbers).properties(
         name="step_time_by_ep_size",

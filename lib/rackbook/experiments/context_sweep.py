@@ -1,8 +1,8 @@
 """How does the decode step grow with context?
 
 Three published step times of one batch at 64K, 128K and 855K tokens of context, a line through them with the
-error bar that three points allow, the source's growth claim in both of its readings, and, where the user has
-them, the step records of a running engine.
+error bar that three points allow, the source's growth claim in both of its readings, a measured sweep, and, where the
+user has them, the step records of a running engine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
-from rackbook.errors import DataError
-from rackbook.importers.engine_steps import read_engine_steps
+from rackbook.experiments import live
+from rackbook.experiments.context_sweep_steps import read_decode_steps, step_slopes
 from rackbook.models.line import Line, fit_line
+from rackbook.runs import Run
 from rackbook.tables import schema
 
 CHECKS = Checks("context_sweep")
@@ -38,6 +39,23 @@ class Params(BaseModel):
     steps_hardware: str = Field(default="not recorded", description="what those steps ran on")
     steps_model: str = Field(default="not recorded", description="the model of those steps")
     min_steps: int = Field(default=100, ge=3, description="fewest steps of one batch size that are shown")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb300-nvl72", description=live.CLUSTER)
+    measured_contexts: list[int] = Field(
+        default=[64 * K, 128 * K, 855 * K], min_length=1, description="context lengths to measure"
+    )
+    measured_requests_per_rank: int = Field(default=16, ge=1, description="requests per rank to measure with")
+    measured_ranks: int | None = Field(default=None, ge=1, description="ranks to measure with; the source's if none")
+    measured_draft_tokens: int = Field(default=5, ge=0, description="drafts per request and step to measure with")
+
+
+LAB = {
+    "cluster": "cpu-lab",
+    "measured_contexts": [1 * K, 16 * K, 64 * K, 128 * K],
+    "measured_requests_per_rank": 4,
+    "measured_draft_tokens": 0,
+}
+"""Parameters with which the CPU lab measures: a sweep that two cores manage in minutes."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,9 @@ class Evidence:
         growth: table ``context_growth``: every pair of published points, origin "derived".
         steps: table ``engine_steps``: decode-only steps of the user's engine; empty without ``steps_path``.
         step_slopes: slope of the user's step time over context, per batch size; empty without ``steps_path``.
+        run: the run that ``source`` names; else the recorded run of the CPU lab; None where there is neither.
+        measured: table ``context_sweep_measured``: the points of that run; empty without one.
+        measured_growth: table ``context_growth``: every pair of those points, origin "derived".
     """
 
     points: pl.DataFrame
@@ -61,14 +82,21 @@ class Evidence:
     growth: pl.DataFrame
     steps: pl.DataFrame
     step_slopes: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
+    measured_growth: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published points, the fit and the user's steps.
+    """Gather the published points, the fit, the user's steps, and a run; measures one now if ``source`` says so.
 
     Raises:
-        DataError: the user's file is not what it should be.
+        DataError: the user's file, or the stored run, is not what it should be.
+        ParameterError: ``source`` is no word, run or folder that is allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params)) or live.recorded(CHECKS.topic)
+    measured = schema("context_sweep_measured").frame([] if run is None else run.points())
     points = published.read("context_sweep").sort("context_tokens")
     line = fit_line(points["context_tokens"], points["step_ms"])
     grid = np.linspace(
@@ -83,7 +111,41 @@ def collect(params: Params) -> Evidence:
         growth=growth(points),
         steps=steps,
         step_slopes=step_slopes(steps, params),
+        run=run,
+        measured=measured,
+        measured_growth=growth(measured),
     )
+
+
+def measure(params: Params) -> Run:
+    """Measure the sweep on ``cluster`` and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import context_sweep  # what talks to vLLM is imported when it is needed
+
+    return context_sweep.measure(params)
+
+
+def measured_subtitle(evidence: Evidence) -> str:
+    """Hardware, model and sample of the measured sweep, for its chart."""
+    row = evidence.measured.row(0, named=True)
+    ranks = f"{row['ep_size']} rank{'s' if row['ep_size'] > 1 else ''}"
+    return (
+        f"{row['hardware']} ({live.description(evidence.run)}), {row['model']}, {ranks}, "
+        f"{row['requests_per_rank']} requests per rank; {row['repeats']} repeats, "
+        f"{evidence.run.params.get('confidence', 0.95):.0%} intervals"
+    )
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each; empty without a run or a doubt.
+
+    Returns:
+        run, doubt.
+    """
+    return live.doubts(evidence.run)
 
 
 def fit_summary(evidence: Evidence, params: Params) -> pl.DataFrame:
@@ -156,7 +218,7 @@ def growth(points: pl.DataFrame) -> pl.DataFrame:
     """Growth of the step between every two context lengths.
 
     Args:
-        points: table ``context_sweep``, one setting.
+        points: table ``context_sweep`` or ``context_sweep_measured``, one setting.
 
     Returns:
         Table ``context_growth``, origin "derived".
@@ -181,76 +243,24 @@ def growth(points: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def read_decode_steps(params: Params) -> pl.DataFrame:
-    """The user's decode-only steps, of batch sizes that occur often enough; empty without a path.
-
-    Raises:
-        DataError: the file cannot be read, or no batch size has ``min_steps`` steps.
-    """
-    if not params.steps_path:
-        return schema("engine_steps").frame([])
-    steps = read_engine_steps(params.steps_path, hardware=params.steps_hardware, model=params.steps_model)
-    decode = steps.filter((pl.col("num_prefill_tokens") == 0) & (pl.col("num_decode_requests") > 0))
-    often = decode.filter(pl.len().over("num_decode_requests") >= params.min_steps)
-    if often.is_empty():
-        raise DataError(
-            f"{params.steps_path}: no batch size has {params.min_steps} decode-only steps "
-            f"(got {decode.height} decode-only steps in all); lower min_steps"
-        )
-    return often
-
-
-def step_slopes(steps: pl.DataFrame, params: Params) -> pl.DataFrame:
-    """Slope of the step time over context for each batch size, by Theil and Sen's median of pairwise slopes.
-
-    The estimator ignores the few steps that stall on compilation or on another process. At most 400 steps per batch
-    size, evenly spaced, enter it.
-
-    Args:
-        steps: table ``engine_steps``.
-        params: gives the confidence.
-
-    Returns:
-        num_decode_requests, num_steps, num_stalled (above three times the median), context_low_tokens,
-        context_high_tokens, step_ms (median), slope_us_per_1k_tokens with its interval slope_low_us_per_1k_tokens
-        and slope_high_us_per_1k_tokens.
-    """
-    if steps.is_empty():
-        return pl.DataFrame()
-    from scipy import stats  # costs as much to import as all else here, and only recorded steps need it
-
-    rows = []
-    for (batch,), group in steps.sort("num_decode_requests", "step").group_by(
-        "num_decode_requests", maintain_order=True
-    ):
-        chosen = group.gather_every(max(1, group.height // 400))
-        median = group["step_ms"].median()
-        context, step = chosen["mean_context_tokens"].to_numpy(), chosen["step_ms"].to_numpy()
-        if np.ptp(context) == 0:
-            continue
-        fit = stats.theilslopes(step, context, params.confidence)
-        rows.append(
-            {
-                "num_decode_requests": batch,
-                "num_steps": group.height,
-                "num_stalled": group.filter(pl.col("step_ms") > 3 * median).height,
-                "context_low_tokens": context.min(),
-                "context_high_tokens": context.max(),
-                "step_ms": median,
-                "slope_us_per_1k_tokens": fit.slope * K * 1e3,
-                "slope_low_us_per_1k_tokens": fit.low_slope * K * 1e3,
-                "slope_high_us_per_1k_tokens": fit.high_slope * K * 1e3,
-            }
-        )
-    return pl.DataFrame(rows)
-
-
 _ALONE = Finding(None, note="one printed time; the other points of the sweep do not determine it")
+_CLAIMED = {
+    "hardware": "GB300", "model": "deepseek-v4.1-flash", "ep_size": 32, "requests_per_rank": 16, "draft_tokens": 5,
+    "timing_scope": "target_only",
+}  # fmt: skip
+"""Setting of the claims, all of them about one sweep."""
 
 
-@CHECKS("step_64k_ms", "step_128k_ms", "step_855k_ms")
-def _step(_: Evidence) -> Finding:
-    return _ALONE
+def _step_check(context_k: int) -> Callable[[Evidence], Finding]:
+    def check(evidence: Evidence) -> Finding:
+        at = _CLAIMED | {"context_tokens": context_k * K}
+        return live.finding(evidence.run, evidence.measured, "step_ms", at) or _ALONE
+
+    return check
+
+
+for _k in (64, 128, 855):
+    CHECKS(f"step_{_k}k_ms")(_step_check(_k))
 
 
 @CHECKS("draft_tokens")
@@ -259,12 +269,25 @@ def _draft_tokens(_: Evidence) -> Finding:
     return Finding(block.known, "derived", f"block of the drafter, {block.source}")
 
 
-def _growth_check(from_k: int, column: str) -> Callable[[Evidence], Finding]:
+def _growth_check(from_k: int, column: str, *, measured: bool) -> Callable[[Evidence], Finding]:
+    """Growth from a context to 855K: measured where a run has both ends, else by the printed times."""
+
+    def pair(growth: pl.DataFrame) -> pl.DataFrame:
+        return growth.filter((pl.col("from_context_tokens") == from_k * K) & (pl.col("to_context_tokens") == 855 * K))
+
     def check(evidence: Evidence) -> Finding:
-        pair = evidence.growth.filter(
-            (pl.col("from_context_tokens") == from_k * K) & (pl.col("to_context_tokens") == 855 * K)
-        ).row(0, named=True)
-        return Finding(pair[column], "derived", pair["formula"])
+        row = pair(evidence.growth).row(0, named=True)
+        printed = Finding(row[column], "derived", row["formula"])
+        if not measured:
+            return printed
+        ends = [
+            live.finding(evidence.run, evidence.measured, "step_ms", _CLAIMED | {"context_tokens": k * K})
+            for k in (from_k, 855)
+        ]
+        if any(end is None or end.found is None for end in ends):
+            return printed
+        row = pair(evidence.measured_growth).row(0, named=True)
+        return Finding(row[column], "measured", f"{row['formula']}, run {evidence.run.id}")
 
     return check
 
@@ -275,4 +298,5 @@ for _suffix, _from_k in (("", 128), ("_over_sweep", 64)):
         ("latency_growth{}_ms", "latency_growth{}_derived_ms", "step_increase_ms"),
         ("latency_growth{}_percent", "latency_growth{}_derived_percent", "step_increase_percent"),
     ):
-        CHECKS(_name.format(_suffix), _derived.format(_suffix))(_growth_check(_from_k, _column))
+        CHECKS(_name.format(_suffix))(_growth_check(_from_k, _column, measured=_column != "context_ratio"))
+        CHECKS(_derived.format(_suffix))(_growth_check(_from_k, _column, measured=False))

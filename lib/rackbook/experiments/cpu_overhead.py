@@ -1,15 +1,20 @@
 """Which CPU work gates a rack-scale decode step?
 
 The four published causes with their fixes, each before and after on its own metrics. What the pair of a shorter
-synchronisation and a shorter step says about overlap. How the synchronisation would grow with the ranks under three
-laws. What one admission costs, and a simulation of bursts of admissions in a lockstep engine that shows the trade of
-a cap: the tail of the step against the delay of an admission.
+synchronisation and a shorter step says about overlap, and where the time of a step goes. How the synchronisation grows
+with the ranks: three laws through the published points, and all-reduces measured on real processes. What one admission
+costs: the published figures, and copies of a prompt measured. A simulation of bursts of admissions in a lockstep
+engine that shows the trade of a cap. Rows of KV cache sent one by one or packed, measured as a proxy.
+
+The measurements come from a recorded run, or from one that is made now.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -17,23 +22,45 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
+from rackbook.errors import DataError, ParameterError
+from rackbook.experiments import live
+from rackbook.hostwork import burst_costs, growth_verdicts, measured
 from rackbook.hostwork.admission import Arrivals, draw_arrivals, one_burst
 from rackbook.hostwork.cap_sweep import NO_CAP, compare_caps
+from rackbook.hostwork.rank_group import MAX_RANKS
+from rackbook.locations import shown
 from rackbook.models.collective import growth_law, hop_ms, sync_ms
+from rackbook.models.host_accounts import (
+    account_of_growth,
+    account_of_pair,
+    account_of_removal,
+    admission_costs,
+    gains,
+    published_cap,
+    source_of,
+    stalls,
+    step_by_sync,
+    sync_bounds,
+    sync_growth,
+    sync_split,
+)
 from rackbook.models.host_steps import ADMISSION, BURSTS, SYNC, before_and_after, dep_growth, sync_removal
-from rackbook.models.step_account import Removal, StepGrowth
-from rackbook.tables import column
+from rackbook.models.step_account import Pair, Removal, StepGrowth
+from rackbook.runs import Run
 
-CHECKS = Checks("cpu_overhead")
+TOPIC = "cpu_overhead"
 
-METRICS = (
-    "total_tok_per_s_per_gpu", "interactivity_p90_tok_per_s", "dp_sync_ms", "step_ms", "admissions_per_step",
-    "admission_cpu_ms",
-)  # fmt: skip
-"""What the source gives before and after a fix, in the order in which it is shown."""
+CHECKS = Checks(TOPIC)
 
-ROUNDING_MS = {"dp_sync_ms": 0.05, "step_ms": 0.005}
-"""Half a unit of the last printed digit."""
+
+DRAWN_RANKS = 64
+"""The curves through the published synchronisation are drawn up to here."""
+
+WINDOW_S, REPEATS = 30.0, 5
+"""Simulated time of one repeat, and independent repeats."""
+
+BLOCK_TOKENS = 64
+"""Tokens of a KV block in the measured block tables; an assumption, the source does not print it."""
 
 
 class Params(BaseModel):
@@ -41,20 +68,27 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_ranks: int = Field(default=64, ge=2, le=4096, description="the curves of the sync are drawn up to here")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    ranks_with: str | None = Field(
+        default=None, description="Python of the ranks, or a .json that launched ranks wrote"
+    )
+    rank_counts: list[int] = Field(default=[2, 3, 4, 8, 16, 32], description="numbers of ranks to measure")
+    measure_s: float = Field(default=40.0, gt=0, le=3600, description="time to measure, about")
     num_ranks: int = Field(default=32, ge=1, le=1024, description="ranks in lockstep; 1 frees a rank from the others")
     base_step_ms: float = Field(default=13.15, gt=0, description="step without admissions")
-    hidden_ms: float = Field(default=0.0, ge=0, description="admission work per step that hides behind the GPU")
     requests_per_s: float = Field(default=180.0, gt=0, le=20_000, description="admissions per second over all ranks")
     prompt_tokens: int = Field(default=131_072, ge=1, description="prompt length under load")
-    burst_share: float = Field(default=0.25, ge=0, le=1, description="share of the requests that come in bursts")
-    burst_size: int = Field(default=140, ge=1, le=10_000, description="requests released together")
-    ranks_per_burst: int = Field(default=1, ge=1, description="ranks that share a burst")
+    bursts: list[float] = Field(
+        default=[0.25, 140, 1], description="share of the requests in bursts, requests of a burst, ranks that share it"
+    )
     caps: list[int] = Field(default=[1, 2, 4, 8, 16, 32], description="caps on admissions per step and rank to try")
     ns_per_token: float | None = Field(default=None, ge=0, description="your own admission cost, drawn beside")
-    window_s: float = Field(default=30.0, gt=0, le=600, description="simulated time of one repeat")
-    repeats: int = Field(default=5, ge=1, le=50, description="independent repeats")
-    seed: int = Field(default=20261025, ge=0, description="seed of the arrivals")
+    slo_step_ms: float = Field(default=50.0, gt=0, description="longest step that is allowed, to choose a cap by")
+    trace_path: str | None = Field(default=None, description="file of arrivals, simulated beside the drawn ones")
+    own_step: list[str] = Field(
+        default=[], description="your forward pass in ms, your engine step in ms or its log, its host work in ms"
+    )
+    seed: int = Field(default=20261025, ge=0, description="seed of the arrivals, token ids and places of rows")
 
     @field_validator("caps")
     @classmethod
@@ -63,11 +97,42 @@ class Params(BaseModel):
             raise ValueError(f"got {caps}, allowed: different whole numbers ≥ 1 (no cap is always simulated)")
         return caps
 
+    @field_validator("rank_counts")
+    @classmethod
+    def _ranks_can_run(cls, counts: list[int]) -> list[int]:
+        if not counts or any(not 2 <= count <= MAX_RANKS for count in counts) or len(set(counts)) < len(counts):
+            raise ValueError(f"got {counts}, allowed: different whole numbers from 2 to {MAX_RANKS}")
+        return counts
+
+    @field_validator("own_step")
+    @classmethod
+    def _own_step_is_whole(cls, parts: list[str]) -> list[str]:
+        numbers = [_positive(part) for part in parts]
+        if parts and (len(parts) not in (2, 3) or None in (numbers[0], *numbers[2:])):
+            raise ValueError(
+                f"got {parts}, allowed: nothing, or the forward pass in ms, the engine step in ms or a log of the "
+                "engine, and, where it is known, the host work in ms"
+            )
+        return parts
+
     @model_validator(mode="after")
-    def _burst_fits(self) -> Params:
-        if self.ranks_per_burst > self.num_ranks:
-            raise ValueError(f"ranks_per_burst: got {self.ranks_per_burst}, allowed: 1 to num_ranks = {self.num_ranks}")
+    def _bursts_fit(self) -> Params:
+        share, size, ranks = (*self.bursts, *[math.nan] * 3)[:3]
+        whole = len(self.bursts) == 3 and size == int(size) and ranks == int(ranks)
+        if not (whole and 0 <= share <= 1 and 1 <= size <= 10_000 and 1 <= ranks <= self.num_ranks):
+            raise ValueError(
+                f"bursts: got {self.bursts}, allowed: a share from 0 to 1, whole requests of a burst from 1 to 10,000, "
+                f"and ranks that share it from 1 to num_ranks = {self.num_ranks}"
+            )
         return self
+
+
+def _positive(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 @dataclass(frozen=True)
@@ -76,6 +141,7 @@ class Evidence:
 
     Attributes:
         params: as given.
+        run: the run whose measurements are shown; None where none was recorded.
         points: table ``cpu_overhead``, published rows.
         gains: one row per cause and metric: cause, fix, pr, quantity, unit, before, after, after_to_before; "derived".
         sync: the published fall of the sync beside that of the step.
@@ -86,9 +152,11 @@ class Evidence:
         sync_growth: growth_law, num_ranks, num_hops, dp_sync_ms, hop_ms: curves through the published points.
         admission_costs: stage, reading, prompt_tokens, admission_cpu_ms, ns_per_token, "derived".
         stalls: stage, admissions_per_step, prompt_tokens, stall_ms: admission work of one step, "derived".
+        accounts: account, account_part, from_ms, to_ms, change_ms: where the time of a step goes.
     """
 
     params: Params
+    run: Run | None
     points: pl.DataFrame
     gains: pl.DataFrame
     sync: Removal
@@ -99,6 +167,80 @@ class Evidence:
     sync_growth: pl.DataFrame
     admission_costs: pl.DataFrame
     stalls: pl.DataFrame
+    accounts: pl.DataFrame
+
+    @property
+    def shown_run(self) -> Run:
+        """The run whose measurements are shown.
+
+        Raises:
+            DataError: none was recorded.
+        """
+        if self.run is None:
+            raise DataError(f"no run of {TOPIC} comes with this installation: measure one with source = measure")
+        return self.run
+
+    @cached_property
+    def all_reduces(self) -> pl.DataFrame:
+        """The all-reduces of the run, "measured": see :func:`rackbook.hostwork.measured.all_reduces`."""
+        return measured.all_reduces(self.shown_run)
+
+    @cached_property
+    def growth_fits(self) -> pl.DataFrame:
+        """Laws of growth on them, "modelled": see :func:`rackbook.hostwork.measured.growth_fits`."""
+        return measured.growth_fits(self.all_reduces)
+
+    @cached_property
+    def named_laws(self) -> pl.DataFrame:
+        """What the fits come to: see :func:`rackbook.hostwork.measured.named_laws`."""
+        return measured.named_laws(self.shown_run, self.growth_fits)
+
+    @cached_property
+    def run_facts(self) -> pl.DataFrame:
+        """What the run was measured on: see :func:`rackbook.hostwork.measured.facts`."""
+        return measured.facts(self.shown_run)
+
+    @cached_property
+    def fitted_waits(self) -> pl.DataFrame:
+        """The better law of the waits, where one is better, "modelled"."""
+        return measured.fitted_growth(self.all_reduces, "waits_per_rank")
+
+    @cached_property
+    def copies(self) -> pl.DataFrame:
+        """The copies of a prompt, "measured"."""
+        return measured.copies(self.shown_run)
+
+    @cached_property
+    def copy_costs(self) -> pl.DataFrame:
+        """What they cost per token, "modelled": see :func:`rackbook.hostwork.measured.copy_costs`."""
+        return measured.copy_costs(self.copies)
+
+    @cached_property
+    def tables(self) -> pl.DataFrame:
+        """Filling a block table, "measured"."""
+        return self.shown_run.points("tables")
+
+    @cached_property
+    def rows(self) -> pl.DataFrame:
+        """Sending rows of KV cache, "measured"."""
+        return self.shown_run.points("rows")
+
+    @cached_property
+    def burst_waste(self) -> pl.DataFrame:
+        """What the published burst costs the other ranks, "simulated"."""
+        return burst_waste(self.points, self.params)
+
+    @cached_property
+    def slo_sweep(self) -> pl.DataFrame:
+        """The sweep with the published and with the measured costs of an admission, "simulated"."""
+        costs = measured_costs(self.copy_costs)
+        return pl.concat([self.sweep, sweep(self.points, self.params, costs)], how="vertical")
+
+    @cached_property
+    def best_caps(self) -> pl.DataFrame:
+        """The best cap under the limit on the step, "simulated"."""
+        chosen = burst_costs.best_caps(self.slo_sweep, self.params.slo_step_ms)
+        return chosen.with_columns(pl.lit("simulated").alias("origin"), pl.lit(_sample(self.params)).alias("source"))
 
     @cached_property
     def burst_trade(self) -> pl.DataFrame:
@@ -112,201 +254,113 @@ class Evidence:
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published points and the accounts; the simulations run when they are first looked at."""
+    """Gather the published points, the accounts and the run; the simulations run when they are first looked at.
+
+    Raises:
+        ParameterError: a source that is no run of this topic, or a file that cannot be read.
+    """
     points = published.read("cpu_overhead")
     sync = sync_removal(points)
+    run = live.run_of(TOPIC, params.source, lambda: measure(params)) or live.recorded(TOPIC)
     return Evidence(
         params=params,
+        run=run,
         points=points,
         gains=gains(points),
         sync=sync,
         dep_growth=dep_growth(published.read("engine_gap"), published.read("engine_gap_gpu")),
-        sync_split=sync_split(sync, _source(points, SYNC)),
-        sync_bounds=sync_bounds(sync, _source(points, SYNC)),
-        step_by_sync=step_by_sync(sync, _source(points, SYNC)),
-        sync_growth=sync_growth(points, params.max_ranks),
+        sync_split=sync_split(sync, source_of(points, SYNC)),
+        sync_bounds=sync_bounds(sync, source_of(points, SYNC)),
+        step_by_sync=step_by_sync(sync, source_of(points, SYNC)),
+        sync_growth=sync_growth(points, DRAWN_RANKS),
         admission_costs=admission_costs(points),
         stalls=stalls(points),
+        accounts=accounts(points, params),
     )
 
 
-def gains(points: pl.DataFrame) -> pl.DataFrame:
-    """Every metric that the source gives before and after a fix, as one row.
+def measure(params: Params, root: Path | None = None) -> Run:
+    """Measure on this machine and keep the run.
 
     Args:
-        points: table ``cpu_overhead``.
+        params: what to measure, and for how long.
+        root: the folder of runs; the usual one if None.
 
-    Returns:
-        cause, fix, pr, quantity, unit, before, after, after_to_before, origin "derived", source.
+    Raises:
+        ParameterError: a parameter that is not allowed here.
+        RankError: a rank failed.
     """
-    rows = []
-    for (pr,), group in points.group_by("pr", maintain_order=True):
-        cause, fix, source = group.select("cause", "fix", "source").row(0)
-        for metric in METRICS:
-            before, after = before_and_after(points, pr, metric)
-            if before is not None and after is not None:
-                described = column(metric)
-                rows.append((cause, fix, pr, described.label, described.unit, before, after, after / before, source))
-    names = ("cause", "fix", "pr", "quantity", "unit", "before", "after", "after_to_before", "source")
-    return pl.DataFrame(rows, schema=names, orient="row", strict=False).with_columns(pl.lit("derived").alias("origin"))
+    from rackbook.hostwork import recording
 
-
-def sync_split(sync: Removal, source: str) -> pl.DataFrame:
-    """Where the sync lies before and after: waited for, hidden, or either.
-
-    Returns:
-        stage, sync_part, dp_sync_ms, origin "derived", source, formula.
-    """
-    rows = [
-        ("before", "waited for", sync.exposed_before_ms[0], "step saved"),
-        ("before", "either", sync.work_after_ms, "sync after"),
-        ("before", "hidden", sync.hidden_saved_ms, "sync saved − step saved"),
-        ("after", "either", sync.work_after_ms, "sync after"),
-    ]
-    return pl.DataFrame(rows, schema=["stage", "sync_part", "dp_sync_ms", "formula"], orient="row").with_columns(
-        pl.lit("derived").alias("origin"), pl.lit(source).alias("source")
+    is_file = params.ranks_with is not None and params.ranks_with.endswith(".json")
+    return recording.record(
+        params.model_dump(include={"ranks_with", "rank_counts", "measure_s", "seed"}),
+        rank_counts=params.rank_counts,
+        interpreter=(None if is_file else params.ranks_with) or recording.default_interpreter(),
+        ranks_file=params.ranks_with if is_file else None,
+        block_tokens=BLOCK_TOKENS,
+        budget_s=params.measure_s,
+        seed=params.seed,
+        root=root,
     )
 
 
-def sync_bounds(sync: Removal, source: str) -> pl.DataFrame:
-    """What the fall of the sync beside the fall of the step says, and under which assumption.
-
-    The first three rows carry the rounding of the printed figures; the others take the figures as printed.
+def accounts(points: pl.DataFrame, params: Params) -> pl.DataFrame:
+    """Where the time of a step goes: from DEP16 to DEP32, before and after the shorter sync, and your own pair.
 
     Returns:
-        quantity, unit, low, high, formula, assumption, origin "derived", source.
+        account (which), account_part, from_ms, to_ms, change_ms, origin, source, formula.
+
+    Raises:
+        ParameterError: the log of the engine cannot be read.
     """
-    saved = [sync.work_saved_ms + sign * 2 * ROUNDING_MS["dp_sync_ms"] for sign in (-1, 1)]
-    step = [sync.step_saved_ms + sign * 2 * ROUNDING_MS["step_ms"] for sign in (-1, 1)]
-    rounded = "each figure is rounded to its last digit"
-    alone = "nothing else in the step changed"
-    serial = f"{alone}; the sync is serial with the step until something else binds"
-    floor, slack = sync.floor_reached_at_ms, sync.hidden_saved_ms
-    share = [100 * (1 - step[1] / saved[0]), 100 * (1 - step[0] / saved[1])]
-    rows = [
-        ("sync saved", "ms", *saved, "sync before − sync after", rounded),
-        ("step saved", "ms", *step, "step before − step after", rounded),
-        ("hidden share of the saved sync", "%", *share, "1 − step saved ÷ sync saved", f"{rounded}; {alone}"),
-        ("sync waited for, before", "ms", *sync.exposed_before_ms, "step saved, to step saved + sync after", alone),
-        ("sync hidden, before", "ms", *sync.hidden_before_ms, "sync before − the row above", alone),
-        ("sync below which less buys nothing", "ms", floor, floor, "sync before − step saved", serial),
-        ("slack of the host beside what binds, after", "ms", slack, slack, "sync saved − step saved", serial),
-    ]
-    names = ["quantity", "unit", "low", "high", "formula", "assumption"]
-    return pl.DataFrame(rows, schema=names, orient="row").with_columns(
-        pl.lit("derived").alias("origin"), pl.lit(source).alias("source")
-    )
-
-
-def step_by_sync(sync: Removal, source: str) -> pl.DataFrame:
-    """The step over the sync in two readings that both pass through the published pair.
-
-    Returns:
-        reading, dp_sync_ms, step_ms, origin "modelled", source, formula: corner points, to be joined by lines.
-    """
-    before, floor = sync.work_before_ms, sync.floor_reached_at_ms
-    serial, even = "serial until something else binds", "the same share of every ms is waited for"
-    readings = {
-        serial: (sync.step_with_floor_ms, (0.0, floor, before), "max(step after, step before − sync saved)"),
-        even: (sync.step_with_even_share_ms, (0.0, before), "step before − share · sync saved"),
+    steps, gpu = published.read("engine_gap"), published.read("engine_gap_gpu")
+    sync_row = points.filter(pl.col("pr") == SYNC)
+    sizes = gpu.select("baseline_ep_size", "ep_size").row(0)
+    found = {
+        f"un-optimised, DEP{sizes[0]} to DEP{sizes[1]}": account_of_growth(
+            dep_growth(steps, gpu), *sizes, steps["source"][0]
+        ),
+        "a shorter synchronisation": account_of_removal(
+            sync_removal(points), sync_row["ep_size"][0], sync_row["source"][0]
+        ),
     }
-    return pl.DataFrame(
-        [
-            {"reading": reading, "dp_sync_ms": at, "step_ms": step_at(at), "formula": formula}
-            for reading, (step_at, corners, formula) in readings.items()
-            for at in corners
-        ]
-    ).with_columns(pl.lit("modelled").alias("origin"), pl.lit(source).alias("source"))
+    if params.own_step:
+        engine_ms, source = own_engine_step(params.own_step[1])
+        cpu_ms = float(params.own_step[2]) if len(params.own_step) == 3 else None
+        try:
+            pair = Pair(float(params.own_step[0]), engine_ms, cpu_ms)
+        except DataError as problem:
+            raise ParameterError(str(problem)) from None
+        found["your engine"] = account_of_pair(pair, source)
+    return pl.concat([frame.select(pl.lit(name).alias("account"), pl.all()) for name, frame in found.items()])
 
 
-def sync_growth(points: pl.DataFrame, max_ranks: int) -> pl.DataFrame:
-    """The sync over the number of ranks: each law through the published point of its algorithm, at powers of two.
+def own_engine_step(given: str) -> tuple[float, str]:
+    """An engine step in ms and where it is from: a number, or the median decode step of a log with iteration details.
 
-    Args:
-        points: table ``cpu_overhead``.
-        max_ranks: largest number of ranks; the curves reach the published point in any case.
-
-    Returns:
-        growth_law, num_ranks, num_hops (null for a law without hops), hop_ms, dp_sync_ms, origin "modelled", source,
-        formula; and the two published points, with the stage instead of a law.
+    Raises:
+        ParameterError: no such log, or no decode step in it.
     """
-    rows = points.filter(pl.col("pr") == SYNC)
-    known_ranks, source = rows["ep_size"][0], rows["source"][0]
-    before, after = before_and_after(points, SYNC, "dp_sync_ms")
-    laws = (
-        ("proportional to the ranks", before, "{ms:g} ms · N ÷ {n}"),
-        ("ring", before, "{ms:g} ms · (N − 1) ÷ ({n} − 1)"),
-        ("recursive doubling", after, "{ms:g} ms · log2 N ÷ log2 {n}"),
+    if (number := _positive(given)) is not None:
+        return number, "parameters"
+    from rackbook.engine import logs
+
+    path = Path(given)
+    try:
+        steps = logs.iterations(path.read_text("utf-8"), shown(path))
+    except OSError as problem:
+        raise ParameterError(
+            f"own_step: {shown(path)}: {problem.strerror}; allowed: a number > 0, or the log of an engine"
+        ) from None
+    except DataError as problem:
+        raise ParameterError(f"own_step: {problem}") from None
+    decoding = steps.filter(
+        (pl.col("num_decode_requests") > 0) & (pl.col("num_prefill_tokens") == 0) & ~pl.col("dummy_step")
     )
-    at = [1 << power for power in range(1, max(max_ranks, known_ranks).bit_length())]
-    curves = [
-        {
-            "growth_law": law,
-            "num_ranks": ranks,
-            "num_hops": None if law == "proportional to the ranks" else growth_law(law)(ranks),
-            "hop_ms": None if law == "proportional to the ranks" else hop_ms(law, known_ranks, known),
-            "dp_sync_ms": sync_ms(law, ranks, known_ranks=known_ranks, known_ms=known),
-            "origin": "modelled",
-            "source": source,
-            "formula": formula.format(ms=known, n=known_ranks),
-        }
-        for law, known, formula in laws
-        for ranks in at
-    ]
-    printed = [
-        {"stage": stage, "num_ranks": known_ranks, "dp_sync_ms": known, "origin": "published", "source": source}
-        for stage, known in (("before", before), ("after", after))
-    ]
-    return pl.DataFrame([*curves, *printed], infer_schema_length=None)
-
-
-def admission_costs(points: pl.DataFrame) -> pl.DataFrame:
-    """CPU time of an admission per prompt token, before and after the fixes, in both readings of 855K.
-
-    Returns:
-        stage, reading, prompt_tokens, admission_cpu_ms, ns_per_token, origin "derived", source, formula. The first
-        row of a stage is the project's reading, K = 1,024.
-    """
-    rows = []
-    for row in points.filter(pl.col("pr") == ADMISSION).iter_rows(named=True):
-        thousands = row["prompt_tokens"] // 1024
-        for reading, tokens in (("K = 1,024", row["prompt_tokens"]), ("K = 1,000", thousands * 1000)):
-            rows.append(
-                {
-                    "stage": row["stage"],
-                    "reading": f"{thousands}K with {reading}",
-                    "prompt_tokens": tokens,
-                    "admission_cpu_ms": row["admission_cpu_ms"],
-                    "ns_per_token": row["admission_cpu_ms"] * 1e6 / tokens,
-                    "origin": "derived",
-                    "source": row["source"],
-                    "formula": f"{row['admission_cpu_ms']:g} ms ÷ {tokens:,}",
-                }
-            )
-    return pl.DataFrame(rows)
-
-
-def stalls(points: pl.DataFrame) -> pl.DataFrame:
-    """Admission work of one step with the published burst and with the published cap, prompts of 855K.
-
-    Returns:
-        stage (of the admission cost), admissions_per_step, prompt_tokens, stall_ms, origin "derived", source, formula.
-    """
-    return pl.DataFrame(
-        [
-            {
-                "stage": row["stage"],
-                "admissions_per_step": admissions,
-                "prompt_tokens": row["prompt_tokens"],
-                "stall_ms": admissions * row["admission_cpu_ms"],
-                "origin": "derived",
-                "source": row["source"],
-                "formula": f"{admissions} · {row['admission_cpu_ms']:g} ms",
-            }
-            for row in points.filter(pl.col("pr") == ADMISSION).iter_rows(named=True)
-            for admissions in before_and_after(points, BURSTS, "admissions_per_step")
-        ]
-    )
+    if decoding.is_empty():
+        raise ParameterError(f"own_step: {shown(path)} has {steps.height} steps, none that only decodes")
+    return float(decoding["step_ms"].median()), f"median of {decoding.height} decode steps in {path.name}"
 
 
 def burst_trade(points: pl.DataFrame, params: Params) -> pl.DataFrame:
@@ -329,14 +383,45 @@ def burst_trade(points: pl.DataFrame, params: Params) -> pl.DataFrame:
     )
 
 
-def sweep(points: pl.DataFrame, params: Params) -> pl.DataFrame:
+def burst_waste(points: pl.DataFrame, params: Params) -> pl.DataFrame:
+    """The published burst on one rank and dealt over all, with the published cap and without: who waits, and how long.
+
+    Returns:
+        admission_cost, the columns of :func:`rackbook.hostwork.burst_costs.burst_waste`, origin "simulated", source.
+    """
+    size, cap = before_and_after(points, BURSTS, "admissions_per_step")
+    prompt = points.filter(pl.col("pr") == ADMISSION)["prompt_tokens"][0]
+    cases = [
+        burst_costs.burst_waste(
+            size,
+            prompt_tokens=prompt,
+            num_ranks=params.num_ranks,
+            ns_per_token=cost,
+            base_step_ms=params.base_step_ms,
+            caps=(None, cap),
+        ).select(pl.lit(name).alias("admission_cost"), pl.all())
+        for name, cost in simulated_costs(points, params).items()
+    ]
+    return pl.concat(cases).with_columns(
+        pl.lit("simulated").alias("origin"),
+        pl.lit(f"one burst of {size} × {prompt:,} tokens, nothing random").alias("source"),
+    )
+
+
+def sweep(points: pl.DataFrame, params: Params, costs: dict[str, float] | None = None) -> pl.DataFrame:
     """Step and admission delay under load, for each kind of arrivals, admission cost and cap.
+
+    Args:
+        points: table ``cpu_overhead``.
+        params: the load.
+        costs: ns per token by name; :func:`simulated_costs` if None.
 
     Returns:
         arrivals, the columns of :func:`rackbook.hostwork.cap_sweep.compare_caps`, origin "simulated", source (the
-        seed). Without bursts there is one kind of arrivals.
+        seed). Without bursts there is no such kind of arrivals; with a trace there is one more.
     """
-    kinds = {"one by one": 0.0} | ({"partly in bursts": params.burst_share} if params.burst_share else {})
+    burst_share, burst_size, ranks_per_burst = params.bursts
+    kinds = {"one by one": 0.0} | ({"partly in bursts": burst_share} if burst_share else {})
     cases = []
     for number, (kind, share) in enumerate(kinds.items()):
         streams = [
@@ -344,30 +429,42 @@ def sweep(points: pl.DataFrame, params: Params) -> pl.DataFrame:
                 np.random.default_rng([params.seed, number, repeat]),
                 num_ranks=params.num_ranks,
                 requests_per_s=params.requests_per_s,
-                window_s=params.window_s,
+                window_s=WINDOW_S,
                 prompt_tokens=params.prompt_tokens,
                 burst_share=share,
-                burst_size=params.burst_size,
-                ranks_per_burst=params.ranks_per_burst,
+                burst_size=int(burst_size),
+                ranks_per_burst=int(ranks_per_burst),
             )
-            for repeat in range(params.repeats)
+            for repeat in range(REPEATS)
         ]
-        case = _compare_caps(streams, points, params)
-        cases.append(case.select(pl.lit(kind).alias("arrivals"), pl.all()))
-    return pl.concat(cases).with_columns(
-        pl.lit("simulated").alias("origin"),
-        pl.lit(f"seed {params.seed}, {params.repeats} × {params.window_s:g} s").alias("source"),
-    )
+        case = _compare_caps(streams, points, params, costs=costs)
+        cases.append(case.select(pl.lit(kind).alias("arrivals"), pl.all(), pl.lit(_sample(params)).alias("source")))
+    if params.trace_path is not None:
+        trace = _trace(params)
+        case = _compare_caps([trace[0]], points, params, costs=costs)
+        cases.append(
+            case.select(pl.lit("as in the trace").alias("arrivals"), pl.all(), pl.lit(trace[1]).alias("source"))
+        )
+    found = pl.concat(cases).with_columns(pl.lit("simulated").alias("origin"))
+    return found.select(pl.exclude("source"), "source")
+
+
+def _trace(params: Params) -> tuple[Arrivals, str]:
+    from rackbook.replay import trace_files
+
+    try:
+        trace = trace_files.read(params.trace_path)
+    except DataError as problem:
+        raise ParameterError(f"trace_path: {problem}") from None
+    lasted_s = trace.requests["arrival_s"][-1]
+    rate = params.requests_per_s * lasted_s / trace.requests.height if lasted_s else 1.0
+    found = burst_costs.from_trace(trace.scaled(rate=rate), num_ranks=params.num_ranks, window_s=WINDOW_S)
+    return found, f"{trace.name} at {params.requests_per_s:g} requests/s, the first {len(found)} dealt in turn"
 
 
 def simulated_caps(points: pl.DataFrame, params: Params) -> list[int | None]:
     """The caps that are simulated: the parameter's, the published one, and none."""
     return [*sorted({*params.caps, published_cap(points)}), None]
-
-
-def published_cap(points: pl.DataFrame) -> int:
-    """The published cap on admissions per step."""
-    return before_and_after(points, BURSTS, "admissions_per_step")[1]
 
 
 def simulated_costs(points: pl.DataFrame, params: Params) -> dict[str, float]:
@@ -377,13 +474,27 @@ def simulated_costs(points: pl.DataFrame, params: Params) -> dict[str, float]:
     return costs if params.ns_per_token is None else costs | {"given": params.ns_per_token}
 
 
+def measured_costs(costs: pl.DataFrame) -> dict[str, float]:
+    """Admission cost in ns per prompt token by the copies that were measured: a list converted, a buffer reused."""
+    return {name: measured.cost_of(costs, copy) for name, copy in measured.COSTS_OF_COPIES.items()}
+
+
+def _sample(params: Params) -> str:
+    return f"seed {params.seed}, {REPEATS} × {WINDOW_S:g} s"
+
+
+def run_label(evidence: Evidence) -> str:
+    """The run in a line, for a chart's subtitle: machine, day, doubts."""
+    return live.description(evidence.run)
+
+
 def load_label(params: Params) -> str:
     """The simulated engine and load in a line, for a chart's subtitle."""
-    where = "one rank" if params.ranks_per_burst == 1 else f"{params.ranks_per_burst} ranks"
-    bursts = f"{params.burst_share:.0%} in bursts of {params.burst_size} on {where}"
+    share, size, ranks = params.bursts
+    bursts = f"{share:.0%} in bursts of {size:g} on {'one rank' if ranks == 1 else f'{ranks:g} ranks'}"
     engine = f"{params.num_ranks} ranks in lockstep, base step {params.base_step_ms:g} ms"
     load = f"{params.requests_per_s:g} requests/s of {params.prompt_tokens:,} tokens, {bursts}"
-    return f"{engine}; {load}; seed {params.seed}, {params.repeats} × {params.window_s:g} s"
+    return f"{engine}; {load}; {_sample(params)}"
 
 
 def published_cap_against_none(evidence: Evidence) -> pl.DataFrame:
@@ -420,20 +531,20 @@ def hops(evidence: Evidence) -> pl.DataFrame:
 
 
 def _compare_caps(
-    streams: list[Arrivals], points: pl.DataFrame, params: Params, *, whole_run: bool = False
+    streams: list[Arrivals],
+    points: pl.DataFrame,
+    params: Params,
+    *,
+    costs: dict[str, float] | None = None,
+    whole_run: bool = False,
 ) -> pl.DataFrame:
     return compare_caps(
         streams,
         caps=simulated_caps(points, params),
-        ns_per_token=simulated_costs(points, params),
+        ns_per_token=simulated_costs(points, params) if costs is None else costs,
         base_step_ms=params.base_step_ms,
-        hidden_ms=params.hidden_ms,
         whole_run=whole_run,
     )
-
-
-def _source(points: pl.DataFrame, pr: int) -> str:
-    return points.filter(pl.col("pr") == pr)["source"][0]
 
 
 # ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -449,13 +560,17 @@ def _printed(evidence: Evidence) -> Finding:  # noqa: ARG001
 
 
 @CHECKS("gloo_grows_linearly")
-def _gloo_grows_linearly(evidence: Evidence) -> Finding:  # noqa: ARG001
-    return Finding(None, note="the source gives one number of ranks; growth needs several, measured")
+def _gloo_grows_linearly(evidence: Evidence) -> Finding:
+    if evidence.run is None:
+        return Finding(None, note="the source gives one number of ranks; growth needs several, measured")
+    return growth_verdicts.linear_growth(evidence.run, "Gloo all-reduce")
 
 
 @CHECKS("admission_grows_with_prompt")
-def _admission_grows_with_prompt(evidence: Evidence) -> Finding:  # noqa: ARG001
-    return Finding(None, note="the source gives one prompt length; growth needs several, measured")
+def _admission_grows_with_prompt(evidence: Evidence) -> Finding:
+    if evidence.run is None:
+        return Finding(None, note="the source gives one prompt length; growth needs several, measured")
+    return growth_verdicts.copies_grow(evidence.run)
 
 
 @CHECKS("sync_saved_ms")

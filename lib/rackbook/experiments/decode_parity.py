@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from rackbook import catalog, published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError, one_of
+from rackbook.experiments import decode_parity_measured, live
 from rackbook.locations import shown
+from rackbook.runs import Run
 from rackbook.tables import column
 
 CHECKS = Checks("decode_parity")
@@ -41,6 +43,12 @@ class Params(BaseModel):
     points_reference: str = Field(default=_NOT_RECORDED, description="the engine that it was compared with")
     points_context_tokens: int | None = Field(default=None, ge=1, description="context length of the curve")
     points_draft_tokens: int | None = Field(default=None, ge=0, description="drafts per request and step of the curve")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb200-nvl72", description=live.CLUSTER)
+    measured_batch_sizes: list[int] = Field(
+        default=[8, 16, 32, 64, 128, 256], min_length=1, description="requests per rank to measure with"
+    )
+    measured_ranks: int = Field(default=4, ge=1, description="ranks to measure with; the source prints none")
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,9 @@ class Evidence:
         curve: the user's curve with throughput_ratio, difference and inside_envelope, origin "measured"; empty without
             ``points_path``.
         conditions: the user's conditions beside the claim's; empty without ``points_path``.
+        run: the run that ``source`` names; None for "published".
+        measured: vLLM's half of the curve in that run: batch_size, step_ms, the rates that it allows, and its quality;
+            empty without one.
     """
 
     claim: pl.DataFrame
@@ -70,14 +81,19 @@ class Evidence:
     elsewhere: pl.DataFrame
     curve: pl.DataFrame
     conditions: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the claim, its envelope and settings, and judge the user's curve.
+    """Gather the claim, its envelope and settings, judge the user's curve, and take a run, measured now if asked for.
 
     Raises:
-        DataError: the user's file is not what it should be.
+        DataError: the user's file, or a stored run, is not what it should be.
+        ParameterError: a ``source`` that is not allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
     claim = published.read("decode_parity")
     rates = read_curve(params.points_path) if params.points_path else _empty_rates()
     curve = judged(rates, claim, params.envelope_percent)
@@ -90,6 +106,33 @@ def collect(params: Params) -> Evidence:
         elsewhere=elsewhere(),
         curve=curve,
         conditions=conditions(claim, curve, params) if params.points_path else _empty_conditions(),
+        run=run,
+        measured=decode_parity_measured.steps(run),
+    )
+
+
+def measure(params: Params) -> Run:
+    """Time vLLM's half of the curve on ``cluster`` and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
+
+    return bare_steps.measure(CHECKS.topic, params)
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
+    return live.doubts(evidence.run)
+
+
+def measured_subtitle(evidence: Evidence) -> str:
+    """Hardware, model and sample of the measured steps, for their chart."""
+    row = evidence.measured.row(0, named=True)
+    return (
+        f"{row['model']} on {row['hardware']}, {row['num_ranks']} ranks, {row['context_tokens']:,} tokens, "
+        f"{row['draft_tokens']} drafts; {live.description(evidence.run)}"
     )
 
 
@@ -417,7 +460,9 @@ def _empty_conditions() -> pl.DataFrame:
 def _within(evidence: Evidence) -> Finding:
     """Settled only by a measured curve under the claim's own conditions, judged at the published percentage."""
     if evidence.curve.is_empty():
-        return Finding(None, note="no point of either curve is printed; give points_path to judge a measured curve")
+        half = f"; run {evidence.run.id} has vLLM's half" if evidence.run is not None else ""
+        note = "no point of either curve is printed; give points_path to judge a measured curve"
+        return Finding(None, note=note + half)
     unlike = evidence.conditions.filter(pl.col("agreement") != "same")["setting"].to_list()
     if unlike:
         return Finding(None, note=f"the measured curve is not under the claim's conditions: {', '.join(unlike)}")

@@ -4,8 +4,8 @@ The published mirror and lag replays, what they explain of the gap between DEP2 
 about the law of step times. A lockstep simulation of both replays on a stated trace, beside the published losses, with
 its sensitivity to everything that is not published. Three ways of routing requests to ranks.
 
-A live mirror/lag replay on a server would give the same arrays as the simulator (step times and tokens per rank), and
-:mod:`rackbook.replay.imbalance` would measure them in the same way.
+The replays on a real server are :mod:`rackbook.measurements.dp_imbalance`'s business, and what a run of them says
+is :mod:`rackbook.experiments.dp_imbalance_recorded`'s.
 """
 
 from __future__ import annotations
@@ -21,16 +21,27 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
+from rackbook.errors import DataError
+from rackbook.experiments import live
+from rackbook.experiments.dp_imbalance_recorded import Recorded
+from rackbook.measurements import dp_imbalance as measurements
 from rackbook.models import depth_cost, dp_laws, dp_loss
 from rackbook.models.dp_loss import LARGE, SMALL
-from rackbook.replay import lag_losses, routed_loads, timelines, traces
+from rackbook.replay import lag_losses, lockstep, routed_loads, timelines, trace_files, traces
 from rackbook.replay.calibration import LagReplay
-from rackbook.replay.lockstep import Run, StepCost, replay
+from rackbook.replay.lockstep import StepCost, replay
 from rackbook.replay.queues import Queue, lag, mirror, queue
+from rackbook.runs import Run
 
 CHECKS = Checks("dp_imbalance")
 
+REPEATS = 5
+"""Independent traces; a trace of the user's counts once."""
+FIXED_MS = 10.0
+"""Cost of every step, also a dummy step; assumed, and hardly of weight."""
+POLICY_RANKS = 4
 POLICY_REQUESTS = 6_000
+LOADS_PERCENT = (50.0, 70.0, 80.0, 90.0)
 TIMELINE_RANKS = 4
 CLOSE_UP_STEPS = 8
 MAX_TIMELINE_STEPS = 150
@@ -51,21 +62,21 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ranks: list[int] = Field(default=[2, 4, 8], description="engines to simulate")
+    ranks: list[int] = Field(default=[2, 4, 8], description="engines to simulate, and to measure on a GPU cluster")
     lag_s: float = Field(default=5.0, ge=0, le=600, description="delay from one rank to the next")
     trace_path: str = Field(default="", description="a Mooncake .jsonl or Azure .csv trace; empty for agent sessions")
     num_requests: int = Field(default=600, ge=10, le=100_000, description="requests that every rank gets")
     rate_scale: float | None = Field(default=None, gt=0, description="arrivals faster; none lets all wait at the start")
     length_scale: float = Field(default=1.0, gt=0, description="tokens of every request are multiplied by this")
-    prefix_caching: bool = Field(default=False, description="known prefixes are not computed in the replays")
     max_num_batched_tokens: int = Field(default=16_384, ge=1, description="tokens per step and rank, at most")
-    fixed_ms: float = Field(default=10.0, ge=0, description="cost of every step, also a dummy step")
     us_per_token: float | None = Field(default=None, gt=0, description="cost per token; none calibrates it")
     ps_per_attended_token: float | None = Field(default=None, ge=0, description="cost of depth; none derives it")
-    policy_ranks: int = Field(default=4, ge=2, le=256, description="ranks behind the router")
-    loads_percent: list[float] = Field(default=[50.0, 70.0, 80.0, 90.0], description="offered loads")
-    repeats: int = Field(default=5, ge=1, le=100, description="independent traces; a trace of yours counts once")
     seed: int = Field(default=20261023, ge=0, description="seed of the traces")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="cpu-lab", description=live.CLUSTER)
+    base_url: str = Field(default="", description="servers of yours to measure instead; see the notebook's last part")
+    pairs: int = Field(default=4, ge=1, le=1000, description="pairs of a mirror and a lag replay to measure")
+    users: int = Field(default=2, ge=0, le=100_000, description="per rank, in the measured replays; 0: open loop")
 
     @field_validator("ranks")
     @classmethod
@@ -73,13 +84,6 @@ class Params(BaseModel):
         if not ranks or min(ranks) < 2 or max(ranks) > 1024 or len(set(ranks)) < len(ranks):
             raise ValueError(f"got {ranks}, allowed: different whole numbers from 2 to 1024")
         return sorted(ranks)
-
-    @field_validator("loads_percent")
-    @classmethod
-    def _loads_end(cls, loads: list[float]) -> list[float]:
-        if not loads or not all(0 < load < 100 for load in loads) or len(set(loads)) < len(loads):
-            raise ValueError(f"got {loads}, allowed: different numbers between 0 and 100 [%]")
-        return sorted(loads)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Evidence:
         gap: quantity, ratio_percent with its bounds, gap_part_percent: the gap between DEP2 and DEP4, "derived".
         laws: law, num_ranks, excess_to_two_ranks: laws "modelled", the published pair "derived".
         stagger: length of a run in which the stagger alone would lose what the source prints, "modelled".
+        run: the measured replays: those of ``source``, else the newest that came with the project; None if none did.
     """
 
     params: Params
@@ -105,6 +110,18 @@ class Evidence:
     gap: pl.DataFrame
     laws: pl.DataFrame
     stagger: pl.DataFrame
+    run: Run | None
+
+    @cached_property
+    def measured(self) -> Recorded:
+        """What the measured replays say.
+
+        Raises:
+            DataError: there are none.
+        """
+        if self.run is None:
+            raise DataError('no measured replays came with this copy of the project; set source = "measure"')
+        return Recorded(self.run)
 
     @property
     def tok_per_s(self) -> float:
@@ -141,7 +158,7 @@ class Evidence:
         return costs(self.params, self.assumed, self.tok_per_s)
 
     @cached_property
-    def timeline_runs(self) -> dict[str, Run]:
+    def timeline_runs(self) -> dict[str, lockstep.Run]:
         """A mirror and a lag replay of the default costs on :data:`TIMELINE_RANKS` ranks."""
         plans = {
             "mirror": mirror(self.assumed.queues[0], TIMELINE_RANKS),
@@ -193,11 +210,15 @@ class Evidence:
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published points and the arithmetic on them; the simulations run when they are first looked at.
+    """Gather the published points and the arithmetic on them, and measure if the parameters say so.
+
+    The simulations run when they are first looked at.
 
     Raises:
-        DataError: the trace file is not what it should be.
+        DataError: the trace file or the stored run is not what it should be.
+        ParameterError: a source that is none, or parameters that do not fit the servers.
     """
+    run = live.run_of("dp_imbalance", params.source, lambda: measurements.measure(params))
     points = published.read("dp_imbalance")
     prefill_only = published.read("dp_imbalance_prefill_only")
     losses = dp_loss.losses(points)
@@ -210,6 +231,7 @@ def collect(params: Params) -> Evidence:
         gap=dp_loss.gap(points, prefill_only),
         laws=dp_laws.laws(losses),
         stagger=dp_loss.stagger(losses, points),
+        run=run or live.recorded("dp_imbalance"),
     )
     if params.trace_path:
         _ = evidence.drawn  # a bad file is best known before anything is shown
@@ -228,14 +250,14 @@ def _traces(
     params: Params, prefill_only: pl.DataFrame, num_requests: int, *, rate: float, stream: int
 ) -> list[traces.Trace]:
     if params.trace_path:
-        drawn = [traces.read(params.trace_path).head(num_requests)]
+        drawn = [trace_files.read(params.trace_path).head(num_requests)]
     else:
         requests_per_s = prefill_only["concurrency"][0] / MEAN_GAP_S
         drawn = [
             traces.agentic(
                 np.random.default_rng([params.seed, stream, repeat]), num_requests, requests_per_s=requests_per_s
             )
-            for repeat in range(params.repeats)
+            for repeat in range(REPEATS)
         ]
     return [trace.scaled(rate=rate, length=params.length_scale) for trace in drawn]
 
@@ -283,7 +305,7 @@ def default_replay(params: Params, drawn: list[traces.Trace], tok_per_s: float) 
     depth = params.ps_per_attended_token
     if depth is None:
         depth, _ = depth_cost.derived_depth_cost_ps(published.read("context_sweep"))
-    cost = StepCost(params.fixed_ms, 1.0, depth)
+    cost = StepCost(FIXED_MS, 1.0, depth)
     wanted = LagReplay(_queues(drawn, params), params.lag_s, params.max_num_batched_tokens, cost)
     return _with_token_cost(params, wanted, tok_per_s)
 
@@ -295,7 +317,7 @@ def _with_token_cost(params: Params, wanted: LagReplay, tok_per_s: float) -> Lag
 
 
 def _queues(drawn: list[traces.Trace], params: Params) -> tuple[Queue, ...]:
-    queues = (queue(trace, prefix_caching=params.prefix_caching) for trace in drawn)
+    queues = (queue(trace, prefix_caching=False) for trace in drawn)
     return tuple(q.at_once() if params.rate_scale is None else q for q in queues)
 
 
@@ -331,7 +353,7 @@ def costs(params: Params, assumed: LagReplay, tok_per_s: float) -> pl.DataFrame:
     )
 
 
-def beginning(runs: dict[str, Run], params: Params) -> pl.DataFrame:
+def beginning(runs: dict[str, lockstep.Run], params: Params) -> pl.DataFrame:
     """What each rank does until the last one has begun, and a little longer; at most :data:`MAX_TIMELINE_STEPS` steps.
 
     Args:
@@ -441,12 +463,12 @@ def policies(params: Params, prefill_only: pl.DataFrame, cost: StepCost) -> pl.D
     """
     drawn = _traces(params, prefill_only, POLICY_REQUESTS, rate=1.0, stream=2)
     cap = params.max_num_batched_tokens
-    found = routed_loads.policies(drawn, params.loads_percent, params.policy_ranks, cost, cap)
+    found = routed_loads.policies(drawn, LOADS_PERCENT, POLICY_RANKS, cost, cap)
     return found.with_columns(pl.lit(_seed(params)).alias("source"))
 
 
 def _seed(params: Params) -> str:
-    return params.trace_path or f"seed {params.seed}, {params.repeats} traces"
+    return params.trace_path or f"seed {params.seed}, {REPEATS} traces"
 
 
 def _source(drawn: list[traces.Trace], params: Params) -> str:

@@ -19,10 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError, ParameterError, one_of
+from rackbook.experiments import live
 from rackbook.locations import shown
 from rackbook.models.collective import sync_ms
 from rackbook.models.host_steps import dep_growth, sync_removal
 from rackbook.models.step_account import Pair, Removal, StepGrowth
+from rackbook.runs import Run
 from rackbook.tables import schema
 
 CHECKS = Checks("engine_gap")
@@ -39,6 +41,17 @@ class Params(BaseModel):
 
     baseline_gpu_ms: float | None = Field(default=None, gt=0, description="GPU time of the DEP16 step, if known")
     pairs_path: str = Field(default="", description="CSV of measured pairs; empty for none")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb300-nvl72", description=live.CLUSTER)
+    measured_ep_sizes: list[int] = Field(default=[16, 32], min_length=1, description="expert-parallel sizes to measure")
+    measured_requests_per_rank: int = Field(default=64, ge=1, description="requests per rank to measure with")
+    measured_context_tokens: int = Field(default=131_072, ge=64, description="context to measure with")
+    measured_draft_tokens: int = Field(default=5, ge=0, description="drafts per request and step to measure with")
+    measured_repeats: int = Field(default=3, ge=1, description="runs of the client")
+
+
+LAB = {"cluster": "cpu-lab"}
+"""Parameters with which the CPU lab measures; the plan has a batch of its own for two cores."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,9 @@ class Evidence:
         candidates: quantity, growth_ms, assumption: the growth of the gap beside what a sync could add.
         pairs: table ``engine_pairs``: the user's pairs; empty without ``pairs_path``.
         gaps: the account of each pair, "derived"; empty without ``pairs_path``.
+        run: the run that ``source`` names; else the recorded run of the CPU lab; None where there is neither.
+        measured: table ``engine_pairs``: the pairs of that run; empty without one.
+        measured_gaps: the account of each of them, "derived".
     """
 
     steps: pl.DataFrame
@@ -66,15 +82,21 @@ class Evidence:
     candidates: pl.DataFrame
     pairs: pl.DataFrame
     gaps: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
+    measured_gaps: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published hint, its account and the user's pairs.
+    """Gather the published hint, its account, the user's pairs, and a run; measures one if ``source`` says so.
 
     Raises:
         DataError: the user's file is not what it should be.
-        ParameterError: ``baseline_gpu_ms`` contradicts the published steps.
+        ParameterError: ``baseline_gpu_ms`` contradicts the published steps, or ``source`` is none that is allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params)) or live.recorded(CHECKS.topic)
+    measured = schema("engine_pairs").frame([] if run is None else run.points())
     steps, gpu = published.read("engine_gap").sort("ep_size"), published.read("engine_gap_gpu")
     growth, sync = dep_growth(steps, gpu), sync_removal(published.read("cpu_overhead"))
     pairs = read_pairs(params.pairs_path) if params.pairs_path else schema("engine_pairs").frame([])
@@ -88,7 +110,33 @@ def collect(params: Params) -> Evidence:
         candidates=candidates(growth, sync, gpu),
         pairs=pairs,
         gaps=gaps(pairs),
+        run=run,
+        measured=measured,
+        measured_gaps=gaps(measured),
     )
+
+
+def measure(params: Params) -> Run:
+    """Measure pairs on ``cluster`` and keep them as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import engine_gap  # what talks to vLLM is imported when it is needed
+
+    return engine_gap.measure(params)
+
+
+def measured_subtitle(evidence: Evidence) -> str:
+    """Hardware, model and sample of the measured pairs, for their chart."""
+    row = evidence.measured.row(0, named=True)
+    how = f"{row['locator']}; label: the gap in ms"
+    return f"{row['hardware']} ({live.description(evidence.run)}), {row['model']}; {how}"
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt."""
+    return live.doubts(evidence.run)
 
 
 def parts(growth: StepGrowth, gpu: pl.DataFrame, baseline_gpu_ms: float | None = None) -> pl.DataFrame:

@@ -1,8 +1,9 @@
 """What can expert balancing recover?
 
 The published balancedness before and after EPLB, the balancedness that uniform random routing of the same batch
-reaches by chance alone (drawn here, and approximated without drawing), and how much of the gap between them EPLB
-closes, as far as the printed digits determine it.
+reaches by chance alone (drawn here, and approximated without drawing), how much of the gap between them EPLB closes, as
+far as the printed digits determine it; and balancing replayed on a router with fitted preferences, on loads of one's
+own, and on those of a real server.
 """
 
 from __future__ import annotations
@@ -10,49 +11,69 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
 
-import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rackbook import catalog, published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError
-from rackbook.experts.balancedness import (
-    balancedness_of_sums,
-    balancedness_per_layer_step,
-    estimate_mean,
-    ratio_of_sums,
-    recovered_fraction,
-    recovered_range,
-    uniform_balancedness_approximation,
-    uniform_controls,
+from rackbook.experiments import live
+from rackbook.experts import audit
+from rackbook.experts.loads import loads_of
+from rackbook.experts.recovery import (
+    MODEL,
+    PRINTED,
+    balance_states,
+    printed_baselines,
+    published_readings,
+    recovered,
+    uniform_row,
 )
-from rackbook.experts.routing import experts_per_rank, sample_rank_loads
-from rackbook.tables import schema
+from rackbook.experts.replay import Eplb
+from rackbook.experts.routing import experts_per_rank
+from rackbook.experts.scenarios import Scenarios
+from rackbook.experts.step_cost import cost
+from rackbook.experts.uniform import (
+    PER_LAYER_STEP,
+    Batch,
+    definitions,
+    draws_in_bins,
+    estimated,
+    loads_in_order,
+    sweep,
+    uniform_balance,
+)
+from rackbook.locations import shown
+from rackbook.models import wide_ep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from rackbook.experts.loads import Loads
+    from rackbook.experts.uniform import Part
+    from rackbook.runs import Run
+
 CHECKS = Checks("expert_balance")
-MODEL = "deepseek-v4.1-flash"
 CHOICES_PER_READING = 30_000_000
 """Draws at the published setting go on until so many experts were chosen: then the interval of the mean is about
 ± 0.0005 for every reading, far below half a unit of the printed digits."""
 
-HALF_UNIT = 0.005
-"""Half a unit of the last digit in which the source prints a balancedness."""
+LOGS = (".log", ".txt")
+"""Endings of a server's log among the files with loads."""
 
-WITHOUT, WITH = "as routed, without EPLB", "as routed, with EPLB"
-UNIFORM_PRINTED, UNIFORM_DRAWN = "uniform routing, printed", "uniform routing, drawn here"
-PRINTED, DRAWN = "print", "draws made here"
-PER_LAYER_STEP = "mean over layers and steps of (mean ÷ max)"
-SUMS = "sum of the means ÷ sum of the maxima"
-SUMMED_LOADS = "mean ÷ max of the loads summed over all steps"
-_MODEL_HAS_NONE = "a formula has neither draws nor an interval"
+EPLB_LINES = "eplb"
+"""Table of a run: lines of its servers' logs about their balance."""
+
+LAB_RANKS = 4
+"""Ranks that the experts of the lab's small model are spread over, on paper."""
+
+_Pair = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 
 
 class Params(BaseModel):
@@ -62,78 +83,50 @@ class Params(BaseModel):
 
     ranks: int = Field(default=32, ge=2, description="expert-parallel size; divides both numbers of experts")
     requests_per_rank: int = Field(default=72, ge=1, description="decoding requests on each rank")
-    tokens_per_request: int = Field(default=6, ge=1, description="tokens of a request that the target checks in a step")
-    experts: int = Field(default=384, ge=1, description="routed experts of a target layer")
-    top_k: int = Field(default=6, ge=1, description="experts per token in the target")
-    draft_tokens_per_request: int = Field(default=5, ge=1, description="tokens of a request that the draft computes")
-    draft_experts: int = Field(default=128, ge=1, description="routed experts of a draft layer")
-    draft_top_k: int = Field(default=3, ge=1, description="experts per token in the draft")
+    tokens_per_request: _Pair = Field(default=[6, 5], description="tokens of a request in a step: target, draft")
+    experts: _Pair = Field(default=[384, 128], description="routed experts of a layer: target, draft")
+    top_k: _Pair = Field(default=[6, 3], description="experts per token: target, draft")
+    redundant_per_rank: int = Field(default=1, ge=0, description="redundant experts on each rank")
+    window_steps: int = Field(default=1000, ge=1, description="steps whose load a rearrangement goes by")
+    interval_steps: int = Field(default=3000, ge=100, description="steps from one rearrangement to the next")
+    memory_steps: float = Field(default=3e6, gt=0, description="steps in which a drifting preference falls to 1/e")
     draws: int = Field(default=400, ge=10, description="batches drawn at this setting; each is one layer in one step")
-    sweep_draws: int = Field(default=60, ge=10, description="batches drawn per point of a sweep")
     confidence: float = Field(default=0.95, gt=0, lt=1, description="coverage of the intervals")
     seed: int = Field(default=1, ge=0, description="seed of every draw")
+    loads_path: str = Field(default="", description="file with loads of your own model; or none")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="cpu-lab", description=live.CLUSTER)
 
     @model_validator(mode="after")
     def _experts_fit(self) -> Self:
-        common = math.gcd(self.experts, self.draft_experts)
+        experts, draft_experts = self.experts
+        common = math.gcd(experts, draft_experts)
         if common % self.ranks:
             allowed = [n for n in range(2, common + 1) if common % n == 0]
             raise ValueError(
-                f"{self.experts} experts of the target and {self.draft_experts} of the draft cannot both be spread "
+                f"{experts} experts of the target and {draft_experts} of the draft cannot both be spread "
                 f"evenly over {self.ranks} ranks; ranks that divide both: {', '.join(map(str, allowed)) or '(none)'}"
             )
-        for part, experts, top_k in (
-            ("the target", self.experts, self.top_k),
-            ("the draft", self.draft_experts, self.draft_top_k),
-        ):
-            if top_k > experts:
-                raise ValueError(f"{part} sends a token to {top_k} of {experts} experts; at most {experts} are there")
+        for part, number, top_k in zip(("the target", "the draft"), self.experts, self.top_k, strict=True):
+            if top_k > number:
+                raise ValueError(f"{part} sends a token to {top_k} of {number} experts; at most {number} are there")
         return self
 
-    def batch(self, part: Literal["target", "draft"]) -> Batch:
+    @property
+    def sweep_draws(self) -> int:
+        """Batches drawn per point of a sweep."""
+        return max(10, 3 * self.draws // 20)
+
+    def batch(self, part: Part) -> Batch:
         """The batch of one part of the model."""
-        if part == "target":
-            return Batch(part, self.ranks, self.requests_per_rank, self.tokens_per_request, self.experts, self.top_k)
-        tokens, experts, top_k = self.draft_tokens_per_request, self.draft_experts, self.draft_top_k
+        place = ("target", "draft").index(part)
+        tokens, experts, top_k = self.tokens_per_request[place], self.experts[place], self.top_k[place]
         return Batch(part, self.ranks, self.requests_per_rank, tokens, experts, top_k)
 
-
-@dataclass(frozen=True)
-class Batch:
-    """One decode step of all ranks in one part of the model; the fields are columns of ``uniform_balance``."""
-
-    part: Literal["target", "draft"]
-    num_ranks: int
-    requests_per_rank: int
-    tokens_per_request: int
-    num_experts: int
-    top_k: int
-
     @property
-    def num_tokens(self) -> int:
-        """Tokens over all ranks."""
-        return self.num_ranks * self.requests_per_rank * self.tokens_per_request
-
-    def draw(self, num_draws: int, seed: int) -> NDArray[np.int64]:
-        """Rank loads under uniform routing, shape (num_draws, num_ranks).
-
-        The batch itself is part of the seed, so that a point does not depend on what else is drawn.
-        """
-        sizes = (self.num_ranks, self.requests_per_rank, self.tokens_per_request, self.num_experts, self.top_k)
-        return sample_rank_loads(
-            num_ranks=self.num_ranks,
-            num_tokens=self.num_tokens,
-            num_experts=self.num_experts,
-            top_k=self.top_k,
-            num_draws=num_draws,
-            seed=np.random.default_rng([seed, num_draws, *sizes]),
-        )
-
-    def approximation(self) -> float:
-        """Balancedness under uniform routing without drawing."""
-        return uniform_balancedness_approximation(
-            num_ranks=self.num_ranks, num_tokens=self.num_tokens, num_experts=self.num_experts, top_k=self.top_k
-        )
+    def eplb(self) -> Eplb:
+        """The balancing that is asked for."""
+        return Eplb(self.ranks, self.redundant_per_rank * self.ranks, self.window_steps, self.interval_steps)
 
 
 @dataclass(frozen=True)
@@ -150,6 +143,8 @@ class Evidence:
             with EPLB, uniform routing as printed and as drawn here.
         recovered: per part and ``uniform_from``: before, after, uniform_balancedness, recovered_percent and the bounds
             that the printed digits leave.
+        run: routed experts of a real server: the one that was asked for, or the recorded one; None if there is none.
+        own: states of the loads in ``loads_path``, see :func:`rackbook.experts.audit.states`; None without a file.
     """
 
     params: Params
@@ -158,6 +153,13 @@ class Evidence:
     at_published: pl.DataFrame
     states: pl.DataFrame
     recovered: pl.DataFrame
+    run: Run | None
+    own: pl.DataFrame | None
+
+    @property
+    def printed_baselines(self) -> pl.DataFrame:
+        """The printed balancedness of uniform routing by part, with all that rounds to it."""
+        return printed_baselines(self.states)
 
     @cached_property
     def by_tokens(self) -> pl.DataFrame:
@@ -167,7 +169,7 @@ class Evidence:
     @cached_property
     def here(self) -> pl.DataFrame:
         """Table ``uniform_balance`` at the chosen setting."""
-        return pl.concat([_estimated(batch, loads, self.params) for batch, loads in self._loads])
+        return pl.concat([estimated(batch, loads, self.params) for batch, loads in self._loads])
 
     @cached_property
     def draws(self) -> pl.DataFrame:
@@ -195,6 +197,71 @@ class Evidence:
         values = sorted({*(2**n for n in range(8)), self.params.requests_per_rank})
         return sweep(self._batches, "requests_per_rank", values, self.params)
 
+    @cached_property
+    def replays(self) -> Scenarios:
+        """Balancing replayed at the chosen setting, on routers fitted at the published one."""
+        printed = self.states.select("part", "balance_of", "balancedness_per_layer_step").iter_rows()
+        return Scenarios(
+            batches={batch.part: batch for batch in self._batches},
+            published={batch.part: batch for batch in reversed(published_readings(self.points)[:2])},
+            printed={(part, balance_of): value for part, balance_of, value in printed},
+            eplb=self.params.eplb,
+            memory_steps=self.params.memory_steps,
+            seed=self.params.seed,
+        )
+
+    @cached_property
+    def all_definitions(self) -> pl.DataFrame:
+        """Both: under uniform routing, and of the replay; balancedness and bias by part, setting and definition."""
+        drawn = self.definitions
+        of_source = drawn.filter(pl.col("definition") == PER_LAYER_STEP).select("part", "setting", own="balancedness")
+        biased = drawn.join(of_source, on=["part", "setting"], maintain_order="left").with_columns(
+            bias=pl.col("balancedness") - pl.col("own"), setting=pl.format("uniform; {}", "setting")
+        )
+        return pl.concat(
+            [
+                frame.select("part", "setting", "definition", "balancedness", "bias", "origin", "source")
+                for frame in (biased, self.replays.definitions.rename({"balance_of": "setting"}))
+            ]
+        )
+
+    @cached_property
+    def step_cost(self) -> pl.DataFrame:
+        """MoE time that a balancedness costs at the published size, see :func:`rackbook.experts.step_cost.cost`."""
+        target = self.recovered.filter((pl.col("part") == "target") & (pl.col("uniform_from") == PRINTED))
+        before, after, even = target.select("before", "after", "uniform_balancedness").row(0)
+        values = sorted({before, after, even, *(n / 50 for n in range(10, round(50 * even)))})
+        return cost(values, even, wide_ep.scaling(), uniform_row(self.points, "target")["ep_size"])
+
+    @cached_property
+    def measured_states(self) -> pl.DataFrame:
+        """States of the run on :data:`LAB_RANKS` ranks, and of the loads in ``loads_path`` on the chosen ranks."""
+        return pl.concat([self.lab, audit.no_states() if self.own is None else self.own])
+
+    @cached_property
+    def lab(self) -> pl.DataFrame:
+        """States of the run's loads on :data:`LAB_RANKS` ranks; empty without a run."""
+        return audit.no_states() if self._recorded is None else self._states_of_run(self._recorded)
+
+    def _states_of_run(self, loads: Loads) -> pl.DataFrame:
+        """A model of the published size on the chosen ranks, any other on :data:`LAB_RANKS`; with what its log says."""
+        alike = loads.num_experts == self.params.experts[0]
+        ranks = self.params.ranks if alike else LAB_RANKS
+        redundant = (self.params.redundant_per_rank if alike else 1) * ranks
+        found = audit.states(loads, ranks, redundant, seed=self.params.seed)
+        if f"{EPLB_LINES}.csv" not in self.run.files:
+            return found
+        return pl.concat([audit.logged(self.run.points(EPLB_LINES), f"run {self.run.id}"), found])
+
+    @cached_property
+    def lab_places(self) -> pl.DataFrame:
+        """The run's experts in the order of their load, by layer; empty without a run."""
+        return audit.no_places() if self._recorded is None else audit.by_place(self._recorded)
+
+    @cached_property
+    def _recorded(self) -> Loads | None:
+        return None if self.run is None else loads_of(self.run)
+
     @property
     def _batches(self) -> list[Batch]:
         return [self.params.batch("target"), self.params.batch("draft")]
@@ -208,7 +275,8 @@ def collect(params: Params) -> Evidence:
     """Gather the published points and draw their baselines; the chosen setting is drawn when it is first looked at.
 
     Raises:
-        DataError: the published tables or the catalog are not what they should be.
+        DataError: the published tables or the catalog are not what they should be, or the loads of one's own are not.
+        ParameterError: a source that is none, or loads that do not fit the ranks.
     """
     points = published.read("expert_balance")
     readings = published_readings(points)
@@ -219,6 +287,7 @@ def collect(params: Params) -> Evidence:
         ]
     )
     states = balance_states(points, at_published)
+    run = live.run_of("expert_balance", params.source, lambda: measure(params))
     return Evidence(
         params=params,
         points=points,
@@ -226,326 +295,48 @@ def collect(params: Params) -> Evidence:
         at_published=at_published,
         states=states,
         recovered=recovered(states, at_published),
+        run=run or live.recorded("expert_balance"),
+        own=own_states(params) if params.loads_path else None,
     )
 
 
-def published_readings(points: pl.DataFrame) -> list[Batch]:
-    """The published uniform baselines as batches, in every reading of what the source does not print.
+def measure(params: Params) -> Run:
+    """Record the routed experts of a server that the project starts, and keep them as a run.
 
-    Printed are ranks, requests per rank and top-k. Not printed are the tokens per request: read here as one token and
-    the drafts of a step for the target, and the drafts for the draft. The draft's experts are those of the model's
-    recipe; the other readings give it as many as the target has.
-
-    Args:
-        points: table ``expert_balance``.
-
-    Returns:
-        The target, the draft, and three more readings of the draft: the target's experts with the same tokens, with one
-        more, and with one token.
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
     """
-    model = catalog.model(MODEL)
-    drafted, many, few = model.draft.block_tokens.known, model.experts.num_routed.known, model.draft.num_routed.known
-    target, draft = (_uniform_row(points, part) for part in ("target", "draft"))
-    sizes = {row["part"]: (row["ep_size"], row["requests_per_rank"]) for row in (target, draft)}
-    return [
-        Batch("target", *sizes["target"], 1 + drafted, many, target["top_k"]),
-        Batch("draft", *sizes["draft"], drafted, few, draft["top_k"]),
-        *(
-            Batch("draft", *sizes["draft"], tokens, many, draft["top_k"])
-            for tokens in dict.fromkeys((drafted, drafted + 1, 1))
-        ),
-    ]
+    from rackbook.measurements import expert_balance  # what talks to vLLM is imported when it is needed
+
+    return expert_balance.measure(params)
 
 
-def uniform_balance(batch: Batch, num_draws: int, params: Params) -> pl.DataFrame:
-    """Balancedness of one batch under uniform routing, drawn and approximated.
+def own_states(params: Params) -> pl.DataFrame:
+    """States of the loads in ``loads_path`` on the chosen ranks, see :func:`rackbook.experts.audit.states`.
 
-    Args:
-        batch: the batch.
-        num_draws: how often it is drawn.
-        params: gives seed and confidence.
-
-    Returns:
-        Table ``uniform_balance``: one row of origin "simulated" and one of origin "modelled".
+    Raises:
+        DataError: the file is not there, or its loads cannot be.
+        ParameterError: its experts do not divide among the ranks.
     """
-    return _estimated(batch, batch.draw(num_draws, params.seed), params)
+    from rackbook.engine import logs
+    from rackbook.importers import load_matrices, routed_experts
 
-
-def _estimated(batch: Batch, loads: NDArray[np.int64], params: Params) -> pl.DataFrame:
-    controls = uniform_controls(loads, num_tokens=batch.num_tokens, num_experts=batch.num_experts, top_k=batch.top_k)
-    estimate = estimate_mean(balancedness_per_layer_step(loads), params.confidence, controls=controls)
-    return schema("uniform_balance").frame(
-        [
-            vars(batch)
-            | {
-                "balancedness_per_layer_step": estimate.mean,
-                "balancedness_low": estimate.low,
-                "balancedness_high": estimate.high,
-                "num_draws": estimate.num_draws,
-                "origin": "simulated",
-                "source": _drawn(params),
-            },
-            vars(batch)
-            | {
-                "balancedness_per_layer_step": batch.approximation(),
-                "origin": "modelled",
-                "source": "Levin 1981",
-                "formula": "largest of equal boxes, effective number of balls",
-                "missing_reason": _MODEL_HAS_NONE,
-            },
-        ]
-    )
-
-
-def sweep(batches: list[Batch], column: str, values: list[int] | range, params: Params) -> pl.DataFrame:
-    """Balancedness of uniform routing while one size of the batch changes.
-
-    Args:
-        batches: one per part.
-        column: the size that changes.
-        values: what it takes; numbers of ranks that do not divide a part's experts are left out for that part.
-        params: gives sweep_draws, seed and confidence.
-
-    Returns:
-        Table ``uniform_balance``.
-    """
-    changed = [Batch(**(vars(batch) | {column: value})) for batch in batches for value in values]
-    return pl.concat(
-        [
-            uniform_balance(batch, params.sweep_draws, params)
-            for batch in changed
-            if batch.num_experts % batch.num_ranks == 0
-        ]
-    )
-
-
-def balance_states(points: pl.DataFrame, at_published: pl.DataFrame) -> pl.DataFrame:
-    """The four balancedness figures of each part side by side.
-
-    The mean over draws of max ÷ mean is at least the inverse of the mean of mean ÷ max (Jensen's inequality), so
-    busiest_to_mean, that inverse, bounds the busiest rank's average excess from below.
-
-    Args:
-        points: table ``expert_balance``.
-        at_published: table ``uniform_balance`` of :func:`published_readings`.
-
-    Returns:
-        part, balance_of, balancedness_per_layer_step, busiest_to_mean, origin, source; by part.
-    """
-    rows = []
-    for part in ("target", "draft"):
-        drawn = _first(at_published, part, "simulated")
-        for balance_of, row in (
-            (WITHOUT, _published_row(points, part, "observed", "static")),
-            (WITH, _published_row(points, part, "observed", "eplb")),
-            (UNIFORM_PRINTED, _uniform_row(points, part)),
-            (UNIFORM_DRAWN, drawn),
-        ):
-            value = row["balancedness_per_layer_step"]
-            rows.append(
-                {
-                    "part": part,
-                    "balance_of": balance_of,
-                    "balancedness_per_layer_step": value,
-                    "busiest_to_mean": 1 / value,
-                    "origin": row["origin"],
-                    "source": row["source"],
-                }
-            )
-    return pl.DataFrame(rows)
-
-
-def recovered(states: pl.DataFrame, at_published: pl.DataFrame) -> pl.DataFrame:
-    """Part of the gap to uniform routing that EPLB closes, with the range that the printed digits allow.
-
-    A printed figure stands for everything that rounds to it; a figure that was drawn stands for its interval.
-
-    Args:
-        states: as :func:`balance_states` returns it.
-        at_published: table ``uniform_balance`` of :func:`published_readings`.
-
-    Returns:
-        part, uniform_from, before, after, uniform_balancedness, recovered_percent, recovered_low_percent,
-        recovered_high_percent, formula, origin ("derived" from printed figures alone, "simulated" where uniform routing
-        was drawn), source.
-    """
-    rows = []
-    for part in ("target", "draft"):
-        value = dict(
-            states.filter(pl.col("part") == part).select("balance_of", "balancedness_per_layer_step").iter_rows()
-        )
-        drawn = _first(at_published, part, "simulated")
-        before, after = value[WITHOUT], value[WITH]
-        for uniform_from, uniform, bounds, origin, source in (
-            (PRINTED, value[UNIFORM_PRINTED], _rounds_to(value[UNIFORM_PRINTED]), "derived", "S1"),
-            (
-                DRAWN,
-                value[UNIFORM_DRAWN],
-                (drawn["balancedness_low"], drawn["balancedness_high"]),
-                "simulated",
-                f"S1, {drawn['source']}",
-            ),
-        ):
-            low, high = recovered_range(_rounds_to(before), _rounds_to(after), bounds)
-            rows.append(
-                {
-                    "part": part,
-                    "uniform_from": uniform_from,
-                    "before": before,
-                    "after": after,
-                    "uniform_balancedness": uniform,
-                    "recovered_percent": 100 * recovered_fraction(before, after, uniform),
-                    "recovered_low_percent": 100 * low,
-                    "recovered_high_percent": 100 * high,
-                    "formula": f"({after:g} − {before:g}) ÷ ({uniform:.4g} − {before:g})",
-                    "origin": origin,
-                    "source": source,
-                }
-            )
-    return pl.DataFrame(rows)
-
-
-def draws_in_bins(batch: Batch, loads: NDArray[np.int64], params: Params, *, most_bins: int = 30) -> pl.DataFrame:
-    """How the balancedness of single draws scatters.
-
-    The mean load is fixed, so balancedness takes one value per largest load, a whole number. Each bin holds as many of
-    these values as the next; bins of equal width would hold now more of them, now fewer, and show a comb.
-
-    Args:
-        batch: what was drawn.
-        loads: shape (draws, ranks).
-        params: gives the seed.
-        most_bins: largest number of bins.
-
-    Returns:
-        part, balancedness_low, balancedness_high, share_of_draws_percent, num_draws (all draws), origin, source; bins
-        without a draw are left out.
-    """
-    largest = loads.max(axis=1)
-    step = -(-(int(largest.max()) - int(largest.min()) + 1) // most_bins)
-    edges = np.arange(largest.min() - 0.5, largest.max() + step, step)
-    counts = np.histogram(largest, edges)[0]
-    return (
-        pl.DataFrame(
-            {
-                "balancedness_low": loads[0].mean() / edges[1:],
-                "balancedness_high": np.minimum(loads[0].mean() / edges[:-1], 1),
-                "share_of_draws_percent": 100 * counts / len(loads),
-            }
-        )
-        .with_columns(pl.lit(len(loads), pl.Int64).alias("num_draws"), *_labels(batch, params))
-        .filter(pl.col("share_of_draws_percent") > 0)
-    )
-
-
-def loads_in_order(batch: Batch, loads: NDArray[np.int64], params: Params) -> pl.DataFrame:
-    """The ranks of each draw in order of their load, relative to the mean: what chance does to each place.
-
-    Args:
-        batch: what was drawn.
-        loads: shape (draws, ranks).
-        params: gives the seed.
-
-    Returns:
-        part, load_place (1 is the busiest rank of a draw), load_to_mean (mean over draws), load_to_mean_low and
-        load_to_mean_high (nine in ten draws lie between), num_draws, origin, source.
-    """
-    ordered = -np.sort(-loads, axis=1) / loads.mean(axis=1, keepdims=True)
-    low, high = np.quantile(ordered, (0.05, 0.95), axis=0)
-    return pl.DataFrame(
-        {
-            "load_place": np.arange(1, batch.num_ranks + 1),
-            "load_to_mean": ordered.mean(axis=0),
-            "load_to_mean_low": low,
-            "load_to_mean_high": high,
-        }
-    ).with_columns(pl.lit(len(loads), pl.Int64).alias("num_draws"), *_labels(batch, params))
-
-
-def definitions(batch: Batch, loads: NDArray[np.int64], params: Params) -> pl.DataFrame:
-    """Three quantities called balancedness, on the same draws: alike steps, and steps of two sizes.
-
-    Args:
-        batch: what was drawn.
-        loads: shape (draws, ranks).
-        params: gives draws and seed.
-
-    Returns:
-        part, setting, definition, balancedness, origin, source.
-    """
-    few_requests = max(1, batch.requests_per_rank // 8)
-    few = Batch(**(vars(batch) | {"requests_per_rank": few_requests})).draw(params.draws, params.seed)
-    return pl.DataFrame(
-        [
-            {"setting": setting, "definition": definition, "balancedness": value}
-            for setting, drawn in (
-                (f"every step has {batch.requests_per_rank} requests per rank", loads),
-                (f"every second step has only {few_requests}", np.concatenate([loads, few])),
-            )
-            for definition, value in (
-                (PER_LAYER_STEP, float(balancedness_per_layer_step(drawn).mean())),
-                (SUMS, ratio_of_sums(drawn)),
-                (SUMMED_LOADS, balancedness_of_sums(drawn)),
-            )
-        ]
-    ).with_columns(*_labels(batch, params))
-
-
-def printed_baselines(evidence: Evidence) -> pl.DataFrame:
-    """The printed balancedness of uniform routing, with all that rounds to it.
-
-    Returns:
-        part, balancedness_per_layer_step, balancedness_low, balancedness_high, origin, source.
-    """
-    value = pl.col("balancedness_per_layer_step")
-    return evidence.states.filter(pl.col("balance_of") == UNIFORM_PRINTED).select(
-        "part",
-        value,
-        (value - HALF_UNIT).alias("balancedness_low"),
-        (value + HALF_UNIT).alias("balancedness_high"),
-        "origin",
-        "source",
-    )
-
-
-def _drawn(params: Params) -> str:
-    return f"uniform routing, seed {params.seed}"
-
-
-def _labels(batch: Batch, params: Params) -> list[pl.Expr]:
-    return [
-        pl.lit(batch.part).alias("part"),
-        pl.lit("simulated").alias("origin"),
-        pl.lit(_drawn(params)).alias("source"),
-    ]
+    path = Path(params.loads_path).expanduser()
+    if path.suffix in LOGS:
+        if not path.is_file():
+            raise DataError(f"{shown(path)}: no such file, expected a server's log")
+        return audit.logged(logs.eplb_steps(path.read_text("utf-8", errors="replace"), shown(path)), shown(path))
+    num_experts, top_k = params.experts[0], params.top_k[0]
+    if path.suffix in routed_experts.ANSWERS:
+        loads = routed_experts.read_answers_file(path, num_experts=num_experts)
+    else:
+        loads = load_matrices.read(path, top_k=top_k, num_experts=num_experts)
+    return audit.states(loads, params.ranks, params.redundant_per_rank * params.ranks, seed=params.seed)
 
 
 def _ranks_of_sweep(params: Params) -> list[int]:
     most = max(64, params.ranks)
-    return [n for n in range(2, most + 1) if 0 in (params.experts % n, params.draft_experts % n)]
-
-
-def _rounds_to(printed: float) -> tuple[float, float]:
-    return printed - HALF_UNIT, printed + HALF_UNIT
-
-
-def _published_row(points: pl.DataFrame, part: str, routing: str, placement: str) -> dict[str, object]:
-    rows = points.filter(
-        (pl.col("part") == part) & (pl.col("routing") == routing) & (pl.col("placement") == placement)
-    ).to_dicts()
-    if len(rows) != 1:
-        raise DataError(
-            f"expert_balance: got {len(rows)} rows of part {part}, routing {routing}, placement {placement}; expected 1"
-        )
-    return rows[0]
-
-
-def _uniform_row(points: pl.DataFrame, part: str) -> dict[str, object]:
-    return _published_row(points, part, "uniform", "static")
-
-
-def _first(at_published: pl.DataFrame, part: str, origin: str) -> dict[str, object]:
-    return at_published.filter((pl.col("part") == part) & (pl.col("origin") == origin)).row(0, named=True)
+    return [n for n in range(2, most + 1) if 0 in (params.experts[0] % n, params.experts[1] % n)]
 
 
 @CHECKS("target_top_k", "draft_top_k")
@@ -642,4 +433,4 @@ def _held(num_experts: int, num_redundant: int, evidence: Evidence) -> Finding:
 
 
 def _ranks(evidence: Evidence) -> int:
-    return _uniform_row(evidence.points, "target")["ep_size"]
+    return uniform_row(evidence.points, "target")["ep_size"]

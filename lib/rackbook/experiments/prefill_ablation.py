@@ -14,11 +14,13 @@ from typing import Annotated
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
-from rackbook import catalog, published, records
+from rackbook import catalog, prefill_switches, published
 from rackbook.claims import Checks, Finding
 from rackbook.errors import DataError, ParameterError, one_of
+from rackbook.experiments import live, prefill_measured
 from rackbook.locations import DATA, shown
 from rackbook.models.gains import COMPOSITIONS, combined, from_time_cut, remaining
+from rackbook.runs import Run
 from rackbook.tables import column
 
 CHECKS = Checks("prefill_ablation")
@@ -49,50 +51,15 @@ class Params(BaseModel):
     )
     own_gains_percent: list[Gain] = Field(default=[], description="gains of the single fixes, measured by yourself")
     own_total_gain_percent: Gain | None = Field(default=None, description="gain of all of them, measured by yourself")
-
-
-class Switch(BaseModel):
-    """What of one fix can be switched on a release.
-
-    Attributes:
-        fix: as in table ``prefill_ablation``.
-        on: arguments that switch it on.
-        off: arguments that switch it off.
-        alone: whether nothing else is switched.
-        switches: what the two compare.
-        against_fix: how that differs from the fix.
-        needs: what the switch needs.
-        locator: where it is defined.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    fix: str
-    on: str
-    off: str
-    alone: bool
-    switches: str
-    against_fix: str
-    needs: str
-    locator: str
-
-
-class Switches(BaseModel):
-    """The switches of one release.
-
-    Attributes:
-        package: distribution name.
-        version: its version.
-        source: id of a registered source.
-        switch: one entry per fix.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    package: str
-    version: str
-    source: str
-    switch: list[Switch]
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb300-nvl72", description=live.CLUSTER)
+    measured_new_tokens: list[int] = Field(
+        default=[4 * K, 8 * K, 16 * K, 32 * K, 64 * K], min_length=1, description="new tokens to measure with"
+    )
+    measured_fixes: list[str] = Field(
+        default=list(prefill_switches.NAMES), min_length=1, description="what is switched on and off"
+    )
+    measured_ranks: int = Field(default=4, ge=1, description="ranks to measure with, one prefill on each")
 
 
 @dataclass(frozen=True)
@@ -111,6 +78,9 @@ class Evidence:
         times: reading, time_of, us_per_token: what takes the time of a new token away at 64K, "derived".
         readings: the single percentages as gains in throughput and as cuts of the time, at each size, "derived".
         switches: fix, pr and what can be switched, one row per fix.
+        run: the run that ``source`` names; None for "published".
+        measured: every prefill of that run with its quality; empty without one.
+        measured_gains: fix, new_tokens, gain_percent of the switches of that run; empty without one.
     """
 
     points: pl.DataFrame
@@ -124,15 +94,22 @@ class Evidence:
     times: pl.DataFrame
     readings: pl.DataFrame
     switches: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
+    measured_gains: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published gains and what follows from them.
+    """Gather the published gains, what follows from them, and a run, measured now if asked for.
 
     Raises:
-        ParameterError: a size without printed gains, or a total of your own without its gains.
-        DataError: the file of switches is malformed.
+        ParameterError: a size without printed gains, a total of your own without its gains, or a ``source`` that is
+            not allowed.
+        DataError: the file of switches, or a stored run, is not what it should be.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    measured = prefill_measured.prefills(run)
     points = published.read("prefill_ablation")
     totals = published.read("prefill_ablation_total")
     throughput = published.read("prefill_ablation_throughput")
@@ -151,6 +128,34 @@ def collect(params: Params) -> Evidence:
         times=times(points, throughput),
         readings=readings(points, by_size, params.gain_error_percent),
         switches=switches(points),
+        run=run,
+        measured=measured,
+        measured_gains=prefill_measured.gains(measured),
+    )
+
+
+def measure(params: Params) -> Run:
+    """Time the prefills on ``cluster``, each switch on and off, and keep them as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
+
+    return bare_steps.measure(CHECKS.topic, params)
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
+    return live.doubts(evidence.run)
+
+
+def measured_subtitle(evidence: Evidence) -> str:
+    """Hardware, model and sample of the measured prefills, for their chart."""
+    row = evidence.measured.row(0, named=True)
+    return (
+        f"{row['model']} on {row['hardware']}, {row['num_ranks']} ranks, {row['cached_tokens']:,} tokens cached; "
+        f"{live.description(evidence.run)}"
     )
 
 
@@ -452,7 +457,7 @@ def switches(points: pl.DataFrame) -> pl.DataFrame:
         DataError: the file is malformed, or a fix is missing or unknown.
     """
     path = DATA / "prefill_switches.toml"
-    found = records.read(path, Switches)
+    found = prefill_switches.read(path)
     published.source(found.source)
     by_fix = {switch.fix: switch for switch in found.switch}
     fixes = dict(points.select("fix", "pr").unique(maintain_order=True).iter_rows())
@@ -522,14 +527,31 @@ def _last_replay_layer(_: Evidence) -> Finding:
     return Finding(layers.known - 1, "derived", f"{layers.known} layers counted from 0, {layers.source}")
 
 
-@CHECKS("swa_replay_4k_percent", "swa_replay_32k_percent", "swa_replay_64k_percent")
-def _swa_replay(_: Evidence) -> Finding:
-    return _one_print("gain per size")
+def _switch_check(fix: str, size: int | None, printed: str) -> Callable[[Evidence], Finding]:
+    """A printed gain of one fix; a run only tells what its switch gains, and none switches a fix by itself."""
+
+    def check(evidence: Evidence) -> Finding:
+        rows = evidence.measured_gains.filter(pl.col("fix") == fix)
+        if size is not None:
+            rows = rows.filter(pl.col("new_tokens") == size)
+        if rows.is_empty():
+            return _one_print(printed)
+        words = ", ".join(
+            f"{gain:+.1f} % at {_size_name(tokens)}"
+            for tokens, gain in rows.select("new_tokens", "gain_percent").rows()
+        )
+        row = rows.row(0, named=True)
+        return Finding(None, note=f"run {row['source']}: its switch gains {words}, but that is {row['against_fix']}")
+
+    return check
 
 
-@CHECKS("engram_pages_percent", "deepselect_percent")
-def _unsized(_: Evidence) -> Finding:
-    return _one_print("gain, without its number of new tokens")
+for _name, _fix, _size, _printed in (
+    *((f"swa_replay_{k}k_percent", SIZED_FIX, k * K, "gain per size") for k in (4, 32, 64)),
+    ("engram_pages_percent", "Engram host table on 2 MB GPU pages", None, "gain, without its number of new tokens"),
+    ("deepselect_percent", "DeepSelect top-k in the prefill indexer", None, "gain, without its number of new tokens"),
+):
+    CHECKS(_name)(_switch_check(_fix, _size, _printed))
 
 
 @CHECKS("total_low_percent")

@@ -18,9 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from rackbook import published
 from rackbook.claims import Checks, Finding
 from rackbook.errors import one_of
+from rackbook.experiments import live
 from rackbook.models import rack
 from rackbook.models.interactivity import implied_step_ms, throughput_per_user_tok_per_s, tpot_ms
 from rackbook.models.pareto import comparable, on_frontier
+from rackbook.runs import Run
 from rackbook.tables import schema
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ LONGEST = 6.0
 DEFINITIONS = ("P90 of tokens/s per user, as printed", "total throughput ÷ concurrency")
 
 
+OWN_DEFINITION = "1000 / TPOT; P90 is the slow tail"
+"""What interactivity means in our own runs."""
+
+
 class Params(BaseModel):
     """Parameters of notebook 09."""
 
@@ -63,10 +69,15 @@ class Params(BaseModel):
         default=3.51, ge=1, le=LONGEST, description="tokens that a step yields per request"
     )
     own_points_path: str = Field(default="", description="CSV with the columns of table serving_pareto; empty for none")
-    own_definition: str = Field(
-        default="1000 / TPOT; P90 is the slow tail", description="what interactivity means in that file"
-    )
+    own_definition: str = Field(default=OWN_DEFINITION, description="what interactivity means in that file")
     own_acceptance: Literal["real", "synthetic"] = Field(default="real", description="how its drafts were accepted")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb300-nvl72", description=live.CLUSTER)
+    workload_path: str = Field(default="", description="trace of requests to measure with, one JSON object a line")
+    measured_prefill_engines: int | None = Field(default=None, ge=1, description="prefill engines to measure with")
+    measured_decode_ranks: int | None = Field(default=None, ge=1, description="ranks of the decode engine")
+    measured_max_seqs: int | None = Field(default=None, ge=1, description="requests that run on a decode rank")
+    measured_concurrency: list[int] | None = Field(default=None, description="clients at a time, one run each")
 
     @field_validator("may_differ")
     @classmethod
@@ -87,8 +98,8 @@ class Evidence:
     """What the notebook shows.
 
     Attributes:
-        points: table ``serving_pareto``, published rows and the user's, with interactivity_definition,
-            acceptance_kind, curve and on_frontier.
+        points: table ``serving_pareto``, published rows, the user's and those of the run, with
+            interactivity_definition, acceptance_kind, curve and on_frontier.
         curves: one row per curve: its conditions, num_points and num_on_frontier.
         deployments: the P/D deployments of table ``serving_pareto_topology`` with their GPUs, clients per GPU and
             decode seats, origin "derived".
@@ -97,6 +108,8 @@ class Evidence:
         readings: what "tokens" could count, with the rate that other figures allow: reading, tok_per_s_per_gpu.
         line: step time that the rack's P90 implies, by acceptance_length from 1 to 6, origin "derived".
         steps: the same at 1, at 6 and at the chosen acceptance length.
+        run: the run that ``source`` names; None without one.
+        measured: table ``serving_measured``: its points as the clients saw them; empty without one.
     """
 
     points: pl.DataFrame
@@ -106,16 +119,21 @@ class Evidence:
     readings: pl.DataFrame
     line: pl.DataFrame
     steps: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the points, their curves and what follows from them.
+    """Gather the points, their curves, what follows from them, and a run; measures one if ``source`` says so.
 
     Raises:
         DataError: the user's file is not a table ``serving_pareto``.
+        ParameterError: ``source`` is no word, run or folder that is allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
     published_points = published.read("serving_pareto")
-    points = with_curves(pl.concat([_with_conventions(published_points), _own(params)]), params.relaxed)
+    points = with_curves(pl.concat([_with_conventions(published_points), _own(params), _measured(run)]), params.relaxed)
     return Evidence(
         points=points,
         curves=curves(points),
@@ -124,7 +142,32 @@ def collect(params: Params) -> Evidence:
         readings=readings(params.acceptance_length),
         line=steps_by_acceptance(np.linspace(1, LONGEST, 51)),
         steps=steps_by_acceptance(sorted({1.0, params.acceptance_length, LONGEST})),
+        run=run,
+        measured=schema("serving_measured").frame([] if run is None else run.points("loads")),
     )
+
+
+def measure(params: Params) -> Run:
+    """Measure P/D serving on ``cluster`` and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import serving_pareto  # what talks to vLLM is imported when it is needed
+
+    return serving_pareto.measure(params)
+
+
+def _measured(run: Run | None) -> pl.DataFrame:
+    rows = schema("serving_pareto").frame([] if run is None else run.points())
+    return rows.with_columns(
+        pl.lit(OWN_DEFINITION).alias("interactivity_definition"), pl.lit("real").alias("acceptance_kind")
+    )
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt."""
+    return live.doubts(evidence.run)
 
 
 def with_curves(points: pl.DataFrame, relaxed: tuple[str, ...] = ()) -> pl.DataFrame:

@@ -14,10 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
+from rackbook.experiments import live
 from rackbook.models import memory, node_memory, node_throughput
 from rackbook.models.closed_loop import ClosedLoop
 from rackbook.models.graph_cover import MixedSteps
 from rackbook.models.node_throughput import K
+from rackbook.runs import Run
+from rackbook.tables import schema
 
 CHECKS = Checks("single_node")
 
@@ -41,6 +44,13 @@ class Params(BaseModel):
     acceptance_percent: float = Field(default=19.0, ge=0, le=100, description="share of the drafts that are accepted")
     acceptance_length: float = Field(default=3.51, ge=1, description="tokens per step on other prompts, what if")
     max_model_len: int = Field(default=16_384, ge=1, description="longest request that the KV cache is counted for")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="b300x8", description=live.CLUSTER)
+    measured_input_tokens: list[int] = Field(
+        default=[128, 1024, 8192], min_length=1, description="lengths of a prompt to measure with"
+    )
+    measured_ranks: int | None = Field(default=None, ge=1, description="ranks to measure with; the source's if none")
+    measured_repeats: int = Field(default=3, ge=1, description="runs per load; intervals are over them")
 
     @field_validator("capture_tokens")
     @classmethod
@@ -86,6 +96,8 @@ class Evidence:
         kv: three figures of the KV cache: kv_bytes_per_token with low and high, and what each would mean.
         candidates: explanations of their differences, each with the figure it would need: quantity, hardware, found,
             unit, assumption.
+        run: the run that ``source`` names; else the recorded run of the CPU lab; None where there is neither.
+        measured: table ``serving_measured``: the points of that run; empty without one.
     """
 
     points: pl.DataFrame
@@ -101,10 +113,22 @@ class Evidence:
     budget: pl.DataFrame
     kv: pl.DataFrame
     candidates: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
+
+
+LAB = {"cluster": "cpu-lab"}
+"""Parameters with which the CPU lab measures; the plan has a grid of its own for two cores."""
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the printed tables and everything that follows from them."""
+    """Gather the printed tables, everything that follows from them, and a run; measures one if ``source`` says so.
+
+    Raises:
+        ParameterError: ``source`` is no word, run or folder that is allowed.
+        RackbookError: the measurement cannot start, or failed.
+    """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params)) or live.recorded(CHECKS.topic)
     model = catalog.model(MODEL)
     footprint = model.attention.kv_bytes_per_token.known
     loop = request_times()
@@ -122,7 +146,34 @@ def collect(params: Params) -> Evidence:
         budget=node_memory.memory_budget(),
         kv=node_memory.kv_figures(footprint),
         candidates=node_memory.kv_candidates(footprint, params.max_model_len),
+        run=run,
+        measured=schema("serving_measured").frame([] if run is None else run.points()),
     )
+
+
+def measure(params: Params) -> Run:
+    """Measure the grid on ``cluster`` and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import single_node  # what talks to vLLM is imported when it is needed
+
+    return single_node.measure(params)
+
+
+def measured_subtitle(evidence: Evidence) -> str:
+    """Hardware, model and sample of the measured grid, for its chart."""
+    row = evidence.measured.row(0, named=True)
+    return (
+        f"{row['hardware']} ({live.description(evidence.run)}), {row['model']}, random prompts; "
+        f"{row['repeats']} runs per load, 95 % intervals"
+    )
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt."""
+    return live.doubts(evidence.run)
 
 
 def workload(input_tokens: int, output_tokens: int) -> str:
@@ -327,7 +378,58 @@ _ALONE = Finding(None, note="one printed figure of one run; the other figures do
 _STATED = Finding(None, note="a statement about DeepInfer; no figure here bears on it")
 
 
-@CHECKS(
+def _at(input_tokens: int, output_tokens: int, capture_tokens: int = 8192) -> dict[str, object]:
+    return {
+        "hardware": "B300", "num_gpus": 8, "model": MODEL, "concurrency": 2048, "max_capture_tokens": capture_tokens,
+        "input_tokens": input_tokens, "output_tokens": output_tokens,
+    }  # fmt: skip
+
+
+_MEASURABLE: dict[str, tuple[str, dict[str, object]]] = {
+    "output_128_1k": ("output_tok_per_s", _at(128, K)),
+    "output_128_1k_rounded": ("output_tok_per_s", _at(128, K)),
+    "total_128_1k": ("total_tok_per_s", _at(128, K)),
+    "tpot_128_1k_ms": ("tpot_ms", _at(128, K)),
+    "output_1k_1k": ("output_tok_per_s", _at(K, K)),
+    "tpot_1k_1k_ms": ("tpot_ms", _at(K, K)),
+    "graphs_1536": ("output_tok_per_s", _at(K, K, 1536)),
+    "graphs_8192": ("output_tok_per_s", _at(K, K)),
+    "prefill_tok_per_s": ("prefill_tok_per_s", _at(8 * K, 1)),
+    "acceptance_1k_percent": ("acceptance_percent", _at(K, K)),
+    "acceptance_8k_percent": ("acceptance_percent", _at(8 * K, K)),
+}
+"""Claims that a run on the source's node settles: the column and the claim's conditions."""
+
+
+def _check(*names: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[Evidence], Finding]]:
+    """Register a check for claims; one that a run can settle asks the run first."""
+
+    def register(function: Callable[[Evidence], Finding]) -> Callable[[Evidence], Finding]:
+        for name in names:
+            CHECKS(name)(_measured_first(name, function) if name in _MEASURABLE else function)
+        return function
+
+    return register
+
+
+def _measured_first(name: str, otherwise: Callable[[Evidence], Finding]) -> Callable[[Evidence], Finding]:
+    value, conditions = _MEASURABLE[name]
+
+    def check(evidence: Evidence) -> Finding:
+        if evidence.run is None:
+            return otherwise(evidence)
+        drafts = evidence.run.params.get("draft_tokens")
+        accepted = 100 * (pl.col("acceptance_length") - 1) / drafts if drafts else pl.lit(None, pl.Float64)
+        points = evidence.measured.with_columns(
+            (pl.col("total_tok_per_s") - pl.col("output_tok_per_s")).alias("prefill_tok_per_s"),
+            accepted.alias("acceptance_percent"),
+        )
+        return live.finding(evidence.run, points, value, conditions) or otherwise(evidence)
+
+    return check
+
+
+@_check(
     "output_1k_1k",
     "deepinfer_output_1k_1k",
     "prefill_tok_per_s",
@@ -342,33 +444,33 @@ def _alone(_: Evidence) -> Finding:
     return _ALONE
 
 
-@CHECKS("deepinfer_prefill_gpus", "deepinfer_decode_gpus", "deepinfer_nvcc", "deepinfer_needs_rdma")
+@_check("deepinfer_prefill_gpus", "deepinfer_decode_gpus", "deepinfer_nvcc", "deepinfer_needs_rdma")
 def _stated(_: Evidence) -> Finding:
     return _STATED
 
 
-@CHECKS("ratio_8k_1k")
+@_check("ratio_8k_1k")
 def _ratio_8k(_: Evidence) -> Finding:
     return Finding(None, note="both throughputs stand in rows that the source elides")
 
 
-@CHECKS("random_prompts_are_worst")
+@_check("random_prompts_are_worst")
 def _worst(_: Evidence) -> Finding:
     return Finding(None, note="no run with other prompts is printed")
 
 
-@CHECKS("tpot_128_1k_ms", "tpot_1k_1k_ms")
+@_check("tpot_128_1k_ms", "tpot_1k_1k_ms")
 def _tpot(_: Evidence) -> Finding:
     times = ", ".join(f"{row['ms_per_token']:.1f} ms at {row['workload']}" for row in request_times().to_dicts())
     return Finding(None, note=f"concurrency ÷ throughput bounds it from above only: {times}")
 
 
-@CHECKS("shared_experts")
+@_check("shared_experts")
 def _shared(_: Evidence) -> Finding:
     return Finding(None, note="the vLLM recipe prints the same number; no other figure determines it")
 
 
-@CHECKS("routed_experts")
+@_check("routed_experts")
 def _routed(_: Evidence) -> Finding:
     per_gpu, gpus = (
         catalog.model(MODEL).experts.num_per_gpu_at_ep8.known,
@@ -377,30 +479,30 @@ def _routed(_: Evidence) -> Finding:
     return Finding(per_gpu * gpus, "derived", f"{per_gpu} experts on each of {gpus} GPUs")
 
 
-@CHECKS("experts_per_gpu")
+@_check("experts_per_gpu")
 def _per_gpu(_: Evidence) -> Finding:
     routed, gpus = catalog.model(MODEL).experts.num_routed.known, node_memory.deployment(node_memory.NODE)["num_gpus"]
     return Finding(routed / gpus, "derived", f"{routed} experts over {gpus} GPUs")
 
 
-@CHECKS("experts_per_token")
+@_check("experts_per_token")
 def _per_token(_: Evidence) -> Finding:
     top_k = catalog.model(MODEL).experts.top_k
     return Finding(top_k.known, "derived", f"printed by {top_k.source} as well")
 
 
-@CHECKS("output_128_1k")
+@_check("output_128_1k")
 def _output_short(_: Evidence) -> Finding:
     run = node_throughput.run("vLLM", 128)
     return Finding(node_throughput.output_tok_per_s(run), "derived", "the printed total × 1,024 ÷ 1,152")
 
 
-@CHECKS("output_128_1k_rounded")
+@_check("output_128_1k_rounded")
 def _output_short_rounded(_: Evidence) -> Finding:
     return Finding(node_throughput.run("vLLM", 128)["output_tok_per_s"], "derived", "the table's figure")
 
 
-@CHECKS("total_128_1k")
+@_check("total_128_1k")
 def _total_short(_: Evidence) -> Finding:
     return Finding(
         node_throughput.total_tok_per_s(node_throughput.run("vLLM", 128)),
@@ -409,25 +511,25 @@ def _total_short(_: Evidence) -> Finding:
     )
 
 
-@CHECKS("total_over_output_128_1k")
+@_check("total_over_output_128_1k")
 def _total_over_output(_: Evidence) -> Finding:
     run = node_throughput.run("vLLM", 128)
     return Finding(run["total_tok_per_s"] / run["output_tok_per_s"], "derived", "quotient of the printed throughputs")
 
 
-@CHECKS("total_1k_1k_derived")
+@_check("total_1k_1k_derived")
 def _total_long(_: Evidence) -> Finding:
     return Finding(
         node_throughput.total_tok_per_s(node_throughput.run("vLLM", K)), "derived", "the printed output × 2,048 ÷ 1,024"
     )
 
 
-@CHECKS("ratio_1k_1k", "ratio_1k_1k_derived")
+@_check("ratio_1k_1k", "ratio_1k_1k_derived")
 def _ratio(_: Evidence) -> Finding:
     return Finding(node_throughput.decode_quotient(), "derived", "quotient of the printed throughputs")
 
 
-@CHECKS("ratio_at_least_2")
+@_check("ratio_at_least_2")
 def _at_least_2(_: Evidence) -> Finding:
     return Finding(
         node_throughput.decode_quotient() >= 2,
@@ -436,12 +538,12 @@ def _at_least_2(_: Evidence) -> Finding:
     )
 
 
-@CHECKS("prefill_per_gpu")
+@_check("prefill_per_gpu")
 def _prefill_per_gpu(_: Evidence) -> Finding:
     return Finding(node_throughput.prefill_tok_per_s_per_gpu(), "derived", "the node's throughput ÷ 8")
 
 
-@CHECKS("prefill_ratio")
+@_check("prefill_ratio")
 def _prefill_ratio(_: Evidence) -> Finding:
     return Finding(
         node_throughput.prefill_quotient(),
@@ -450,17 +552,17 @@ def _prefill_ratio(_: Evidence) -> Finding:
     )
 
 
-@CHECKS("prefill_ratio_derived")
+@_check("prefill_ratio_derived")
 def _prefill_ratio_derived(_: Evidence) -> Finding:
     return Finding(node_throughput.prefill_quotient(), "derived", "quotient of the printed throughputs")
 
 
-@CHECKS("graphs_8192")
+@_check("graphs_8192")
 def _graphs_8192(_: Evidence) -> Finding:
     return Finding(node_throughput.run("vLLM", K)["output_tok_per_s"], "derived", "the table's figure for 1K → 1K")
 
 
-@CHECKS("graphs_gain_percent")
+@_check("graphs_gain_percent")
 def _graphs_gain(_: Evidence) -> Finding:
     return Finding(node_throughput.graphs_gain_percent(), "derived", "quotient of the two printed throughputs")
 
@@ -470,17 +572,17 @@ def _weights(num_gpus: int, *, engram_scales: bool = True) -> float:
     return sum(parts.values())
 
 
-@CHECKS("weights_gib_per_gpu", "weights_derived_gib_per_gpu")
+@_check("weights_gib_per_gpu", "weights_derived_gib_per_gpu")
 def _weights_b300(_: Evidence) -> Finding:
     return Finding(_weights(8), "derived", "parts of the checkpoint: experts and scales ÷ 8, the rest on each GPU")
 
 
-@CHECKS("weights_without_engram_scales_gib_per_gpu")
+@_check("weights_without_engram_scales_gib_per_gpu")
 def _weights_without(_: Evidence) -> Finding:
     return Finding(_weights(8, engram_scales=False), "derived", "the same with the scales of the experts only")
 
 
-@CHECKS("h200_weights_gib_per_gpu")
+@_check("h200_weights_gib_per_gpu")
 def _weights_h200(_: Evidence) -> Finding:
     without = _weights(4, engram_scales=False)
     return Finding(
@@ -490,7 +592,7 @@ def _weights_h200(_: Evidence) -> Finding:
     )
 
 
-@CHECKS("kv_bytes_per_token", "kv_bytes_at_52m_tokens")
+@_check("kv_bytes_per_token", "kv_bytes_at_52m_tokens")
 def _kv_bytes(_: Evidence) -> Finding:
     return Finding(
         node_memory.kv_bytes_per_token(node_memory.deployment(node_memory.NODE)),
@@ -504,17 +606,17 @@ def _tokens_at_footprint(source: str) -> float:
     return node_memory.kv_cache_mtok(node_memory.deployment(source), footprint)
 
 
-@CHECKS("kv_tokens_per_rank", "kv_tokens_at_890_bytes")
+@_check("kv_tokens_per_rank", "kv_tokens_at_890_bytes")
 def _kv_tokens(_: Evidence) -> Finding:
     return Finding(_tokens_at_footprint(node_memory.NODE), "derived", "160 GiB ÷ S1's 890 B per token")
 
 
-@CHECKS("h200_kv_tokens")
+@_check("h200_kv_tokens")
 def _h200_tokens(_: Evidence) -> Finding:
     return Finding(_tokens_at_footprint(node_memory.RECIPE), "derived", "38.5 GiB ÷ S1's 890 B per token")
 
 
-@CHECKS("h200_kv_bytes_per_token")
+@_check("h200_kv_bytes_per_token")
 def _h200_bytes(_: Evidence) -> Finding:
     return Finding(
         node_memory.kv_bytes_per_token(node_memory.deployment(node_memory.RECIPE)),
@@ -523,13 +625,13 @@ def _h200_bytes(_: Evidence) -> Finding:
     )
 
 
-@CHECKS("seqs_per_node")
+@_check("seqs_per_node")
 def _seqs(_: Evidence) -> Finding:
     row = node_memory.deployment(node_memory.NODE)
     return Finding(row["max_seqs_per_rank"] * row["num_gpus"], "derived", "256 on each of 8 ranks")
 
 
-@CHECKS("memory_is_not_the_limit")
+@_check("memory_is_not_the_limit")
 def _not_the_limit(_: Evidence) -> Finding:
     row = node_memory.deployment(node_memory.NODE)
     needed = row["max_seqs_per_rank"] * (8 * K + K)

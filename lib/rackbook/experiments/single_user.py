@@ -15,10 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
+from rackbook.experiments import live
 from rackbook.models import rack
 from rackbook.models.interactivity import implied_step_ms, tpot_ms
 from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries
 from rackbook.models.speculation import ExpertWeights, expected_distinct_experts, read_ms
+from rackbook.runs import Run
+from rackbook.tables import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,6 +44,12 @@ class Params(BaseModel):
     draft_tokens: int = Field(default=5, ge=0, description="tokens drafted per step; a step checks one more")
     hardware: str = Field(default="b300", description="GPU, by its file name in data/hardware")
     num_gpus: int = Field(default=4, ge=1, description="GPUs that share every weight (TP)")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="b300x8", description=live.CLUSTER)
+    measured_input_tokens: int = Field(default=1024, ge=1, description="length of a prompt to measure with")
+    measured_output_tokens: int = Field(default=1024, ge=1, description="length of an answer to measure with")
+    measured_prompts: int = Field(default=64, ge=1, description="requests per run, one at a time")
+    measured_repeats: int = Field(default=3, ge=1, description="runs on each server")
 
     @model_validator(mode="after")
     def _no_more_than_checked(self) -> Params:
@@ -65,6 +74,8 @@ class Evidence:
         reads: bytes that a step reads, by component, checked_tokens and expert_overlap: read_gb_per_step,
             distinct_experts_per_layer, hbm_floor_ms, origin "modelled".
         floors: the floor of a whole step, by checked_tokens and expert_overlap: read_gb_per_step, hbm_floor_ms.
+        run: the run that ``source`` names; None for "published".
+        measured: table ``single_user_measured``: a row per server of that run; empty without one.
     """
 
     points: pl.DataFrame
@@ -73,14 +84,19 @@ class Evidence:
     use: pl.DataFrame
     reads: pl.DataFrame
     floors: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published rate, the step times that it implies and the memory floor.
+    """Gather the published rate, the step times that it implies, the memory floor, and a run, measured if asked for.
 
     Raises:
-        DataError: unknown hardware, or hardware whose bandwidth is not known.
+        DataError: unknown hardware, hardware whose bandwidth is not known, or a stored run that is damaged.
+        ParameterError: a ``source`` that is not allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
     checked = 1 + params.draft_tokens
     reads = pl.concat(
         [reads_of_step(params, n, overlap) for n in range(1, checked + 1) for overlap in (INDEPENDENT, SAME)]
@@ -95,6 +111,33 @@ def collect(params: Params) -> Evidence:
         use=bandwidth_use(steps, floor["hbm_floor_ms"].item()),
         reads=reads,
         floors=floors,
+        run=run,
+        measured=schema("single_user_measured").frame([] if run is None else run.points()),
+    )
+
+
+def measure(params: Params) -> Run:
+    """Measure one user's rate on ``cluster`` and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import single_user  # what talks to vLLM is imported when it is needed
+
+    return single_user.measure(params)
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
+    return live.doubts(evidence.run)
+
+
+def measured_subtitle(evidence: Evidence) -> str:
+    """Hardware, model and sample of the measured rates, for their chart."""
+    row = evidence.measured.row(0, named=True)
+    return (
+        f"{row['model']} on {row['num_gpus']} {row['hardware']}, one request at a time, random prompts, "
+        f"{row['repeats']} runs; {live.description(evidence.run)}"
     )
 
 
@@ -234,7 +277,13 @@ def _published_rate() -> float:
 
 
 @CHECKS("p90_tok_per_s")
-def _rate(_: Evidence) -> Finding:
+def _rate(evidence: Evidence) -> Finding:
+    if not evidence.measured.is_empty():
+        rates = evidence.measured.drop_nulls("user_tok_per_s").select("bench_stage", "user_tok_per_s").rows()
+        words = ", ".join(f"{rate:.0f} tokens/s {stage}" for stage, rate in rates) or "nothing"
+        return Finding(
+            None, note=f"run {evidence.run.id} measured {words} with random prompts; the source's prompts are not known"
+        )
     return Finding(None, note="one run of the source; no other published figure determines it")
 
 

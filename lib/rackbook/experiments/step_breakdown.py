@@ -1,8 +1,8 @@
 """Where does a decode step go?
 
 Two published shares of the target's decode step, what they leave, what a faster part would buy, and whether the MoE
-share fits the times that the same source prints elsewhere. A kernel profile of the user's own is sorted into the same
-parts by the names of its kernels, one run by itself or two beside each other.
+share fits the times that the same source prints elsewhere. A kernel profile of the user's own, or of a measured run,
+is sorted into the same parts by the names of its kernels, one run by itself or two beside each other.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
-from rackbook import published
+from rackbook import claims, published
 from rackbook.claims import Checks, Finding
 from rackbook.errors import ParameterError
+from rackbook.experiments import live, step_breakdown_measured
 from rackbook.importers.kernel_profiles import KernelProfiles, read_kernel_profiles
 from rackbook.models.amdahl import greatest_speedup, whole_speedup
 from rackbook.models.ep_scaling import EpScaling, fit_ep_scaling
@@ -29,6 +30,7 @@ from rackbook.models.kernel_components import (
     read_patterns,
     unassigned,
 )
+from rackbook.runs import Run
 from rackbook.tables import column, schema
 
 CHECKS = Checks("step_breakdown")
@@ -61,6 +63,12 @@ class Params(BaseModel):
     nsight_forwards: int = Field(default=1, ge=1, description="forward passes in an Nsight recording")
     patterns_path: str = Field(default="", description="TOML of name patterns; empty for data/kernel_patterns.toml")
     num_unassigned: int = Field(default=10, ge=1, description="how many of the largest unassigned kernels are listed")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb300-nvl72", description=live.CLUSTER)
+    measured_context_tokens: int = Field(default=131_072, ge=2, description="context to measure at")
+    measured_requests_per_rank: int = Field(default=64, ge=1, description="requests per rank to measure with")
+    measured_ranks: int | None = Field(default=None, ge=1, description="ranks to measure with; 32 or all if none")
+    measured_draft_tokens: int = Field(default=5, ge=0, description="drafts per request and step to measure with")
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,10 @@ class Evidence:
         profiles: table ``kernel_profiles``; empty without ``profile_path``.
         components: run, component, part_of_step, kernel_us, step_share_percent, num_kernels; empty without a path.
         unassigned: run, kernel, kernel_us, step_share_percent, calls_per_forward; empty without a path.
-        comparison: component, before_us, after_us, difference_us and both shares; empty without two paths.
+        comparison: component, before_us, after_us, difference_us and both shares; empty without two profiles.
+        run: the run that ``source`` names; None for "published".
+        measured: run, setting, forward_ms and its quality: the timed steps of that run; empty without one.
+        measured_shares: component, step_share_percent and setting: the target's step in that run; empty without one.
     """
 
     points: pl.DataFrame
@@ -95,20 +106,26 @@ class Evidence:
     components: pl.DataFrame
     unassigned: pl.DataFrame
     comparison: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
+    measured_shares: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published shares, what follows from them, and the user's profiles.
+    """Gather the published shares, what follows from them, the user's profiles, and a run, measured now if asked for.
 
     Raises:
-        DataError: a profile or the file of patterns is not what it should be.
-        ParameterError: a run to compare with, but none to compare.
+        DataError: a profile, a stored run or the file of patterns is not what it should be.
+        ParameterError: a profile to compare with, but none to compare; a ``source`` that is not allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    of_run = step_breakdown_measured.profiles(run)
     points = published.read("step_breakdown")
     parts = published_parts(points)
     scaling = published_scaling()
     patterns = read_patterns(params.patterns_path)
-    runs = read_runs(params)
+    runs = of_run | read_runs(params)
     components = _over_runs(runs, params, lambda kernels: by_component(kernels, patterns), _COMPONENTS)
     left_over = _over_runs(
         runs, params, lambda kernels: unassigned(kernels, patterns).head(params.num_unassigned), _KERNELS
@@ -126,7 +143,10 @@ def collect(params: Params) -> Evidence:
         profiles=pl.concat(files) if files else schema("kernel_profiles").frame([]),
         components=components,
         unassigned=left_over,
-        comparison=compare(components) if len(runs) > 1 else _empty(_COMPARISON),
+        comparison=comparison(components, params),
+        run=run,
+        measured=step_breakdown_measured.steps(run),
+        measured_shares=step_breakdown_measured.shares(run, of_run),
     )
 
 
@@ -319,24 +339,62 @@ def profile_parts(components: pl.DataFrame) -> pl.DataFrame:
     ).select("run", "component", "step_share_percent", "origin", "source")
 
 
-def compare(components: pl.DataFrame) -> pl.DataFrame:
+def measure(params: Params) -> Run:
+    """Time the step on ``cluster``, kernel by kernel, and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
+
+    return bare_steps.measure(CHECKS.topic, params)
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
+    return live.doubts(evidence.run)
+
+
+def profile_setting(evidence: Evidence, params: Params) -> str:
+    """Model and hardware of the profiles that are shown, for a subtitle; empty without one."""
+    if evidence.run is not None and not evidence.measured.is_empty():
+        row = evidence.measured.row(0, named=True)
+        return (
+            f"{row['model']} on {row['hardware']}, {row['ep_size']} ranks, {row['requests_per_rank']} requests per "
+            f"rank, {row['context_tokens']:,} tokens; {live.description(evidence.run)}"
+        )
+    return f"model: {params.profile_model}, hardware: {params.profile_hardware}" if params.profile_path else ""
+
+
+def comparison(components: pl.DataFrame, params: Params) -> pl.DataFrame:
+    """The user's two profiles compared, else the run with its drafter against the target alone; else empty."""
+    if params.profile_after_path:
+        return compare(components)
+    pair = (step_breakdown_measured.WITH_DRAFTER, step_breakdown_measured.TARGET_ONLY)
+    if set(pair) <= set(components["run"]):
+        return compare(components, pair)
+    return _empty(_COMPARISON)
+
+
+def compare(components: pl.DataFrame, pair: tuple[str, str] = _STAGES) -> pl.DataFrame:
     """Two runs, component by component.
 
     Args:
-        components: as in :class:`Evidence`, of the runs "before" and "after".
+        components: as in :class:`Evidence`.
+        pair: the runs to take as before and after.
 
     Returns:
         component, before_us, after_us, difference_us (after − before), before_share_percent, after_share_percent,
         origin "derived", source; the components in their order, ``unassigned`` last.
     """
     before, after = (
-        components.filter(pl.col("run") == stage).select(
+        components.filter(pl.col("run") == name).select(
             "component",
             pl.col("kernel_us").alias(f"{stage}_us"),
             pl.col("step_share_percent").alias(f"{stage}_share_percent"),
             pl.col("source").alias(f"{stage}_source"),
         )
-        for stage in _STAGES
+        for name, stage in zip(pair, _STAGES, strict=True)
     )
     return before.join(after, on="component", maintain_order="left").select(
         "component",
@@ -385,8 +443,34 @@ def _printed_share(points: pl.DataFrame) -> float:
     return points.filter(pl.col("component") == "moe")["step_share_percent"].item()
 
 
+def _measured_share(evidence: Evidence, part: str) -> Finding | None:
+    """A share that a run under the printed conditions found; None without one.
+
+    The source prints no size: a run that agrees reproduces the claim, one that does not may have another size.
+    """
+    found = live.finding(evidence.run, evidence.measured_shares, "step_share_percent", _PRINTED | {"component": part})
+    if found is None or found.found is None:
+        return found
+    claim = next(c for c in claims.register().claims if c.id == f"{CHECKS.topic}.{part}_share_percent")
+    if abs(float(found.found) - float(claim.value)) <= claim.tolerance:
+        return found
+    size = evidence.measured_shares["ep_size"][0]
+    return Finding(
+        None, note=f"{found.note}: {found.found:.1f} % at DEP{size}; the source prints no size for its share"
+    )
+
+
+_PRINTED = {
+    "hardware": "GB300", "model": "deepseek-v4.1-flash", "requests_per_rank": 64, "context_tokens": 131_072,
+    "timing_scope": "target_only",
+}  # fmt: skip
+"""Conditions of the printed shares; the hardware is that of the source's rack."""
+
+
 @CHECKS("moe_share_percent")
 def _moe_share(evidence: Evidence) -> Finding:
+    if measured := _measured_share(evidence, "moe"):
+        return measured
     made = ", ".join(
         f"{share:.1f} % at DEP{size}"
         for size, share in evidence.share_points.select("ep_size", "step_share_percent").iter_rows()
@@ -395,7 +479,9 @@ def _moe_share(evidence: Evidence) -> Finding:
 
 
 @CHECKS("attention_indexer_share_percent")
-def _attention_indexer_share(_: Evidence) -> Finding:
+def _attention_indexer_share(evidence: Evidence) -> Finding:
+    if measured := _measured_share(evidence, "attention_indexer"):
+        return measured
     return Finding(None, note="one printed share; no other printed figure determines it")
 
 

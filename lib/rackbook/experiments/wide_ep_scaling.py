@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
+from rackbook.experiments import live, wide_ep_measured
 from rackbook.models import wide_ep
 from rackbook.models.ep_scaling import EpScaling, popularity_read_in
 from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries, routed_gb
 from rackbook.models.speculation import experts_touched, read_ms
 from rackbook.models.wide_ep import HALF_UNIT_MS
+from rackbook.runs import Run
 
 CHECKS = Checks("wide_ep_scaling")
 
@@ -48,6 +51,10 @@ class Params(BaseModel):
     )
     requests_per_gpu: int = Field(default=64, ge=1, description="load at which the experts read are counted")
     draft_tokens: int = Field(default=CLAIMED_DRAFT_TOKENS, ge=0, description="tokens drafted per request and step")
+    source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
+    cluster: str = Field(default="gb300-nvl72", description=live.CLUSTER)
+    measured_ep_sizes: list[int] = Field(default=[4, 8, 16, 32], min_length=1, description="sizes to measure")
+    measured_context_tokens: int = Field(default=131_072, ge=2, description="context to measure at")
 
     @field_validator("ep_sizes")
     @classmethod
@@ -89,6 +96,8 @@ class Evidence:
         memory: weights per GPU at EP8 by reading and weight_part.
         cross_checks: printed figures beside what others imply: quantity, value, found, difference_percent, unit,
             reading.
+        run: the run that ``source`` names; None for "published".
+        measured: one row per size of that run: setting, moe_ms, forward_ms and its quality; empty without one.
     """
 
     points: pl.DataFrame
@@ -105,14 +114,20 @@ class Evidence:
     coverage_at: pl.DataFrame
     memory: pl.DataFrame
     cross_checks: pl.DataFrame
+    run: Run | None
+    measured: pl.DataFrame
 
 
 def collect(params: Params) -> Evidence:
-    """Gather the published times, the form through them and what follows from it.
+    """Gather the published times, the form through them, what follows from it, and a run, measured now if asked for.
 
     Raises:
-        DataError: unknown hardware, or hardware whose bandwidth is not known.
+        DataError: unknown hardware, hardware whose bandwidth is not known, or a stored run that is damaged.
+        ParameterError: a ``source`` that is not allowed.
+        RackbookError: the measurement cannot start, or failed.
     """
+    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    measured = wide_ep_measured.sizes(run)
     scaling = wide_ep.scaling(params.rest_ms)
     sizes = by_size(scaling, params)
     coverage, coverage_at = experts_read(params)
@@ -121,7 +136,7 @@ def collect(params: Params) -> Evidence:
         scaling=scaling,
         fit=fit_table(scaling),
         curve=step_curve(scaling, params),
-        steps=step_points(sizes),
+        steps=pl.concat([step_points(sizes), wide_ep_measured.points(measured)]),
         sizes=sizes,
         ratio_curve=ratio_curve(scaling, params),
         doublings=doublings(scaling, params),
@@ -131,6 +146,34 @@ def collect(params: Params) -> Evidence:
         coverage_at=coverage_at,
         memory=wide_ep.weights_by_reading(scaling, _checkpoint(), bandwidth_of(params)),
         cross_checks=wide_ep.cross_checks(_checkpoint(), _nominal()),
+        run=run,
+        measured=measured,
+    )
+
+
+def measure(params: Params) -> Run:
+    """Time the step on ``cluster`` at each size, kernel by kernel, and keep it as a run.
+
+    Raises:
+        RackbookError: the cluster cannot do it, or it failed on the way.
+    """
+    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
+
+    return bare_steps.measure(CHECKS.topic, params)
+
+
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
+    return live.doubts(evidence.run)
+
+
+def shown_sample(evidence: Evidence, sample: str) -> str:
+    """The subtitle of the step chart, with the run's hardware beside the published sample."""
+    if evidence.measured.is_empty():
+        return sample
+    row = evidence.measured.row(0, named=True)
+    return (
+        f"{sample}; squares: {row['hardware']}, {row['requests_per_rank']} requests, {live.description(evidence.run)}"
     )
 
 
@@ -442,9 +485,22 @@ def experts_read(params: Params) -> tuple[pl.DataFrame, pl.DataFrame]:
 _ALONE = Finding(None, note="one printed time; the other figures do not determine it")
 
 
-@CHECKS("moe_dep4_ms", "moe_dep32_ms")
-def _moe(_: Evidence) -> Finding:
-    return _ALONE
+_CLAIMED = {
+    "hardware": "GB300", "model": "deepseek-v4.1-flash", "requests_per_rank": 64, "context_tokens": 131_072,
+    "draft_tokens": CLAIMED_DRAFT_TOKENS, "timing_scope": "target_only",
+}  # fmt: skip
+"""Conditions of the printed times; the hardware is that of the source's rack."""
+
+
+def _moe_check(ep_size: int) -> Callable[[Evidence], Finding]:
+    def check(evidence: Evidence) -> Finding:
+        return live.finding(evidence.run, evidence.measured, "moe_ms", _CLAIMED | {"ep_size": ep_size}) or _ALONE
+
+    return check
+
+
+for _ep_size in (4, 32):
+    CHECKS(f"moe_dep{_ep_size}_ms")(_moe_check(_ep_size))
 
 
 @CHECKS("rest_ms")
@@ -463,7 +519,17 @@ def _draft(_: Evidence) -> Finding:
 
 
 @CHECKS("gain_diminishes")
-def _diminishes(_: Evidence) -> Finding:
+def _diminishes(evidence: Evidence) -> Finding:
+    at = [
+        live.finding(evidence.run, evidence.measured, "forward_ms", _CLAIMED | {"ep_size": size})
+        for size in (4, 8, 16, 32)
+    ]
+    times = [float(each.found) for each in at if each is not None and each.found is not None]
+    if len(times) == len(at):
+        gains = [small / large - 1 for small, large in pairwise(times)]
+        words = ", ".join(f"{100 * gain:.1f} %" for gain in gains)
+        note = f"{words} per doubling of the target's step, run {evidence.run.id}"
+        return Finding(gains == sorted(gains, reverse=True), "measured", note)
     scaling = wide_ep.scaling()
     gains = [scaling.gain(size, 2 * size) for size in (4, 8, 16)]
     words = ", ".join(f"{100 * gain:.1f} %" for gain in gains)

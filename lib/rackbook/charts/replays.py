@@ -1,0 +1,151 @@
+"""Charts of measured mirror and lag replays: the loss and its controls, the work of each rank, the single prompts."""
+
+from __future__ import annotations
+
+import altair as alt
+import polars as pl
+
+from rackbook.charts import theme
+from rackbook.tables import require, title
+
+_KEYS = ("setting", "dp_size", "comparison")
+LAGGED = "lag with mirror"
+
+
+def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """The loss of each pair of replays, and the mean with its interval, by what was compared on which servers.
+
+    Args:
+        pairs: setting, dp_size, comparison, pair, loss_percent, whole_run_loss_percent, origin, source; a pair without
+            a loss is not drawn.
+        losses: setting, dp_size, comparison, num_pairs, loss_percent, loss_from_percent, loss_to_percent, origin,
+            source; the simulated loss among them.
+        subtitle: machine, load, sample.
+    """
+    pair_columns = (*_KEYS, "pair", "loss_percent", "whole_run_loss_percent")
+    mean_columns = (*_KEYS, "num_pairs", "loss_percent", "loss_from_percent", "loss_to_percent")
+    require(pairs, (*pair_columns, "origin", "source"), "loss_by_comparison pairs")
+    require(losses, (*mean_columns, "origin", "source"), "loss_by_comparison losses")
+    label = pl.format("{}, {} ranks: {}", "setting", "dp_size", "comparison").alias("label")
+    drawn_pairs = pairs.drop_nulls("loss_percent").with_columns(label)
+    means = losses.drop_nulls("loss_percent").with_columns(label)
+    rows = means["label"].unique(maintain_order=True).to_list()
+    y = alt.Y("label:N", title=None, sort=rows, axis=alt.Axis(labelLimit=300))
+    x = theme.x("loss_percent", scale=alt.Scale(zero=True, nice=True))
+    zero = alt.Chart(pl.DataFrame({"loss_percent": [0.0]})).mark_rule(color=theme.MUTED).encode(x=x)
+    ticks = (
+        alt.Chart(drawn_pairs)
+        .mark_tick(thickness=2, size=14, color=theme.GREY, opacity=0.8)
+        .encode(x=x, y=y, tooltip=theme.tooltip(*pair_columns))
+    )
+    bars = (
+        alt.Chart(means.drop_nulls("loss_from_percent"))
+        .mark_rule(strokeWidth=2, color=theme.BLUE)
+        .encode(x=alt.X("loss_from_percent:Q", title=title("loss_percent")), x2="loss_to_percent:Q", y=y)
+    )
+    dots = (
+        alt.Chart(means)
+        .mark_point(filled=True, size=100, opacity=1, color=theme.BLUE)
+        .encode(
+            x=x, y=y, shape=theme.origin_shape(means["origin"].unique().to_list()),
+            tooltip=theme.tooltip(*mean_columns, "pair_spread_points", "pairs_needed"),
+        )
+    )  # fmt: skip
+    return (zero + ticks + bars + dots).properties(
+        name="loss_by_comparison",
+        width=440,
+        height=alt.Step(34),
+        title=theme.headline(_finding(losses), subtitle),
+    )
+
+
+def _finding(losses: pl.DataFrame) -> str:
+    measured = losses.filter((pl.col("origin") == "measured") & (pl.col("comparison") == LAGGED))
+    measured = measured.drop_nulls("loss_percent")
+    if measured.is_empty():
+        return "No usable pair of replays"
+    first = measured.row(0, named=True)
+    sure = f"{first['loss_percent']:.1f} %"
+    if first["loss_from_percent"] is None:
+        return f"Measured loss on {first['setting']}: {sure}, one pair"
+    half = (first["loss_to_percent"] - first["loss_from_percent"]) / 2
+    verdict = "a loss" if first["loss_from_percent"] > 0 else "no loss that these pairs could tell from none"
+    return f"Measured on {first['setting']}: {sure} ± {half:.1f}, {verdict}".replace(": -", ": −")
+
+
+def work_over_time(work: pl.DataFrame, *, subtitle: str) -> alt.FacetChart:
+    """Prompt tokens that each rank has computed by when, in a mirror and in a lag replay; shaded: the common window.
+
+    Args:
+        work: schedule, rank, at_s, computed_tokens, from_s, to_s, origin, source.
+        subtitle: machine, load.
+    """
+    columns = ("schedule", "rank", "at_s", "computed_tokens")
+    require(work, (*columns, "from_s", "to_s", "origin", "source"), "work_over_time")
+    x = theme.x("at_s", scale=alt.Scale(nice=False, zero=True))
+    base = alt.Chart()
+    band = (
+        base.transform_aggregate(from_s="min(from_s)", to_s="max(to_s)", groupby=["schedule"])
+        .mark_rect(opacity=0.12, color=theme.GREEN)
+        .encode(x=alt.X("from_s:Q", title=title("at_s")), x2="to_s:Q")
+    )
+    lines = base.mark_line(strokeWidth=1.5).encode(
+        x=x, y=theme.y("computed_tokens", axis=alt.Axis(format="~s")),
+        color=alt.Color("rank:N", title=title("rank")),
+        strokeDash=theme.origin_dash(["measured"]), tooltip=theme.tooltip(*columns),
+    )  # fmt: skip
+    lasted = {
+        schedule: f"{end - begin:.0f} s of the {schedule} replay"
+        for schedule, begin, end in work.select("schedule", "from_s", "to_s").unique().sort("schedule").iter_rows()
+    }
+    finding = f"All ranks work for {' and '.join(lasted[name] for name in ('mirror', 'lag') if name in lasted)}"
+    header = alt.Header(labelAnchor="start", labelFontWeight=600, labelOrient="top", labelPadding=3)
+    return (
+        (band + lines)
+        .properties(width=320, height=220)
+        .facet(column=alt.Column("schedule:N", title=None, sort=["mirror", "lag"], header=header), data=work)
+        .properties(
+            name="work_over_time",
+            title=theme.headline(finding, subtitle),
+        )
+    )
+
+
+def time_by_prompt_length(probes: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Time of single prompts by their length, and the step-time function that was fitted to them.
+
+    Args:
+        probes: dp_size, input_tokens, answer_s, modelled_s, origin, source.
+        subtitle: machine, sample.
+    """
+    columns = ("dp_size", "input_tokens", "answer_s", "modelled_s")
+    require(probes, (*columns, "origin", "source"), "time_by_prompt_length")
+    x = theme.x("input_tokens", axis=alt.Axis(format=",d"))
+    y = alt.Y("answer_s:Q", title=title("answer_s"))
+    curve = (
+        alt.Chart(probes.with_columns(pl.lit("modelled").alias("origin")))
+        .mark_line(color=theme.BLUE)
+        .encode(
+            x=x, y=alt.Y("modelled_s:Q", title=title("answer_s")), detail="dp_size:N",
+            strokeDash=theme.origin_dash(["modelled"]),
+        )
+    )  # fmt: skip
+    dots = (
+        alt.Chart(probes)
+        .mark_point(filled=True, size=80, opacity=1, color=theme.BLUE)
+        .encode(
+            x=x, y=y, shape=theme.origin_shape(probes["origin"].unique().to_list()), tooltip=theme.tooltip(*columns)
+        )
+    )
+    worst = (probes["modelled_s"] / probes["answer_s"] - 1).abs().max()
+    finding = (
+        "No single prompts were measured"
+        if worst is None
+        else f"The fitted step time is within {100 * worst:.0f} % of every single prompt"
+    )
+    return (curve + dots).properties(
+        name="time_by_prompt_length",
+        width=420,
+        height=240,
+        title=theme.headline(finding, subtitle),
+    )

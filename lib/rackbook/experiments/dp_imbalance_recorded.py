@@ -1,0 +1,318 @@
+"""What a recorded mirror/lag run says: losses and their intervals, controls, timelines, and the simulator beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from rackbook.errors import DataError
+from rackbook.experiments import live
+from rackbook.measurements.dp_imbalance import TOGETHER, read_trace
+from rackbook.replay import joint_steps, paired_losses, step_probe, throughput
+from rackbook.replay.loads import closed_loop, open_loop
+from rackbook.replay.user_lockstep import simulate
+from rackbook.tables import column
+
+if TYPE_CHECKING:
+    from rackbook.replay.loads import Load
+    from rackbook.replay.lockstep import StepCost
+    from rackbook.replay.traces import Trace
+    from rackbook.runs import Run
+
+SIMULATED = "simulator"
+_STEPS = (
+    "setting", "dp_size", "schedule", "num_steps", "step_mean_ms", "step_p99_ms", "same_time_percent",
+    "same_tokens_percent", "origin", "source",
+)  # fmt: skip
+_COUNTED = ("setting", "dp_size", "rank", "sent_tokens", "counted_tokens", "hit_tokens", "origin", "source")
+
+INSERTED_LOSS_PERCENT = 5.0
+"""The loss that is inserted into simulated replays, to see that the analysis finds it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A run of :func:`rackbook.measurements.dp_imbalance.measure`; what it shows is computed when it is looked at.
+
+    Attributes:
+        run: the run.
+        confidence: of the intervals.
+    """
+
+    run: Run
+    confidence: float = 0.95
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        """The parameters with which it was recorded."""
+        return self.run.params
+
+    @cached_property
+    def description(self) -> str:
+        """Machine, software, day and doubts in a line."""
+        return live.description(self.run)
+
+    @cached_property
+    def _trace_and_facts(self) -> tuple[Trace, dict[str, Any]]:
+        return read_trace(self.run)
+
+    @property
+    def trace(self) -> Trace:
+        """The requests that every rank got."""
+        return self._trace_and_facts[0]
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens that a rank computes in a step."""
+        return self._trace_and_facts[1]["step_tokens"]
+
+    @property
+    def load(self) -> str:
+        """How the requests went out, in a few words."""
+        users = self.params["users"]
+        return f"closed loop, {users} users per rank" if users else "open loop at the trace's times"
+
+    @cached_property
+    def requests(self) -> pl.DataFrame:
+        """setting, dp_size, replay, pair, schedule, and what the client noted of each request."""
+        keys = ["setting", "dp_size", "replay"]
+        replays = self.run.points("replays").drop("doubt")
+        return self.run.points("requests").join(replays, on=keys, how="left", maintain_order="left")
+
+    def _set_ups(self) -> list[tuple[dict[str, Any], pl.DataFrame, dict[int, str]]]:
+        """Each set-up's names, requests and doubts."""
+        kept = self.run.points("replays")
+        found = []
+        for (setting, dp_size), own in self.requests.group_by("setting", "dp_size", maintain_order=True):
+            of = kept.filter((pl.col("setting") == setting) & (pl.col("dp_size") == dp_size))
+            doubts = dict(of.drop_nulls("doubt").select("replay", "doubt").iter_rows())
+            found.append(({"setting": setting, "dp_size": dp_size}, own, doubts))
+        return found
+
+    def _tidy(self, frame: pl.DataFrame, names: dict[str, Any], origin: str = "measured") -> pl.DataFrame:
+        labels = {**names, "origin": origin, "source": self.run.id}
+        return frame.with_columns(pl.lit(value).alias(name) for name, value in labels.items())
+
+    @cached_property
+    def replays(self) -> pl.DataFrame:
+        """How fast each replay went; see :func:`rackbook.replay.paired_losses.replays`."""
+        parts = [
+            self._tidy(paired_losses.replays(own.drop_nulls("pair"), doubts), names)
+            for names, own, doubts in self._set_ups()
+        ]
+        return pl.concat(parts)
+
+    @cached_property
+    def pairs(self) -> pl.DataFrame:
+        """The loss of each pair; see :func:`rackbook.replay.paired_losses.losses`."""
+        parts = [
+            self._tidy(paired_losses.losses(own.drop_nulls("pair"), doubts), names)
+            for names, own, doubts in self._set_ups()
+        ]
+        return pl.concat(parts)
+
+    @cached_property
+    def losses(self) -> pl.DataFrame:
+        """Mean loss of each set-up and comparison with its interval; the simulator's prediction, and its known losses.
+
+        Returns:
+            setting, dp_size, comparison, num_pairs, loss_percent, loss_from_percent, loss_to_percent,
+            pair_spread_points, pairs_needed, origin "measured" or "simulated", source.
+        """
+        parts = [
+            self._tidy(paired_losses.summary(own, self.confidence), {"setting": setting, "dp_size": dp_size})
+            for (setting, dp_size), own in self.pairs.group_by("setting", "dp_size", maintain_order=True)
+        ]
+        simulated = [frame.drop("predicted_run_s", strict=False) for frame in (self.prediction, self.recovered)]
+        return pl.concat([*parts, *simulated])
+
+    @cached_property
+    def probes(self) -> pl.DataFrame:
+        """Median time of the single prompts of the engine, and what the fitted step-time function says.
+
+        Returns:
+            dp_size, input_tokens, answer_s, modelled_s, origin, source.
+        """
+        parts = []
+        for dp_size, (cost, times) in self._step_functions.items():
+            length = times["input_tokens"].to_numpy()
+            steps = np.ceil(length / self.step_tokens)
+            modelled = (
+                steps * cost.fixed_ms * 1e-3
+                + length * cost.us_per_token * 1e-6
+                + length * (length + 1) / 2 * cost.ps_per_attended_token * 1e-12
+            )
+            parts.append(self._tidy(times.with_columns(pl.Series("modelled_s", modelled)), {"dp_size": dp_size}))
+        if parts:
+            return pl.concat(parts)
+        names = ("input_tokens", "answer_s", "modelled_s", "dp_size", "origin", "source")
+        return pl.DataFrame(schema={name: column(name).dtype for name in names})
+
+    @cached_property
+    def _step_functions(self) -> dict[int, tuple[StepCost, pl.DataFrame]]:
+        found = {}
+        for names, own, _ in self._set_ups():
+            probes = own.filter(pl.col("schedule") == "probe")
+            if names["setting"] == TOGETHER and not probes.is_empty() and not probes["done_s"].null_count():
+                found[names["dp_size"]] = step_probe.fit(probes, self.step_tokens), step_probe.medians(probes)
+        return found
+
+    @property
+    def costs(self) -> pl.DataFrame:
+        """dp_size, quantity, value, unit: the step-time function fitted to the single prompts, "modelled"."""
+        rows = [
+            (dp_size, quantity, value, unit)
+            for dp_size, (cost, _) in self._step_functions.items()
+            for quantity, value, unit in (
+                ("fixed cost of a step", cost.fixed_ms, "ms"),
+                ("cost per token", cost.us_per_token, "µs"),
+                ("cost of depth, per token and context token", cost.ps_per_attended_token, "ps"),
+            )
+        ]
+        frame = pl.DataFrame(rows, schema=["dp_size", "quantity", "value", "unit"], orient="row")
+        return self._tidy(frame, {}, "modelled")
+
+    def _load(self, schedule: str, num_ranks: int, slower: float) -> Load:
+        lag_s = self.params["lag_s"] if schedule == paired_losses.LAG else 0.0
+        if self.params["users"]:
+            ramp_s = slower * self._trace_and_facts[1]["ramp_s"]  # else slower steps would hold other requests
+            return closed_loop(self.trace, num_ranks, lag_s, users=self.params["users"], ramp_s=ramp_s)
+        return open_loop(self.trace, num_ranks, lag_s)
+
+    def _simulated(self, num_ranks: int, cost: StepCost, *, coupled: bool, slower: float = 1.0) -> pl.DataFrame:
+        """A mirror and a lag replay of the run's trace, the latter slower by a factor."""
+        parts = []
+        for number, schedule in enumerate((paired_losses.MIRROR, paired_losses.LAG)):
+            factor = slower if schedule == paired_losses.LAG else 1.0
+            costs = type(cost)(cost.fixed_ms * factor, cost.us_per_token * factor, cost.ps_per_attended_token * factor)
+            frame, _ = simulate(self._load(schedule, num_ranks, factor), costs, self.step_tokens, coupled=coupled)
+            names = (("replay", number), ("pair", 0), ("schedule", schedule))
+            parts.append(frame.select(*(pl.lit(value).alias(name) for name, value in names), pl.all()))
+        return pl.concat(parts)
+
+    @cached_property
+    def prediction(self) -> pl.DataFrame:
+        """The loss of the lockstep simulator for the same trace, with the step-time function of the run.
+
+        Returns:
+            As :attr:`losses`, and predicted_run_s, origin "simulated". A run without probes predicts nothing.
+        """
+        parts = []
+        for dp_size, (cost, _) in self._step_functions.items():
+            requests = self._simulated(dp_size, cost, coupled=True)
+            pairs = paired_losses.losses(requests, {})
+            mirror = requests.filter(pl.col("schedule") == paired_losses.MIRROR)
+            length = throughput.measured(mirror).run_s if pairs["doubt"][0] is None else None
+            summary = paired_losses.summary(pairs).with_columns(pl.lit(length).alias("predicted_run_s"))
+            parts.append(self._tidy(summary, {"setting": SIMULATED, "dp_size": dp_size}, "simulated"))
+        if parts:
+            return pl.concat(parts)
+        empty = paired_losses.summary(paired_losses.losses(self.requests.head(0), {}))
+        return self._tidy(empty.with_columns(pl.lit(None, pl.Float64).alias("predicted_run_s")), {
+            "setting": SIMULATED, "dp_size": 0
+        }, "simulated")  # fmt: skip
+
+    @cached_property
+    def recovered(self) -> pl.DataFrame:
+        """Known losses in simulated replays of this trace, on ranks that do not wait, as the same analysis finds them.
+
+        Returns:
+            As :attr:`losses`, with the inserted loss in the setting.
+        """
+        parts = []
+        for dp_size, (cost, _) in self._step_functions.items():
+            for inserted in (0.0, INSERTED_LOSS_PERCENT):
+                requests = self._simulated(dp_size, cost, coupled=False, slower=1 / (1 - inserted / 100))
+                found = paired_losses.summary(paired_losses.losses(requests, {}))
+                names = {"setting": f"{SIMULATED}, {inserted:g} % inserted", "dp_size": dp_size}
+                parts.append(self._tidy(found, names, "simulated"))
+        return pl.concat(parts) if parts else self.prediction.head(0)
+
+    def work(self, setting: str = TOGETHER) -> pl.DataFrame:
+        """What each rank had computed by when, in the first pair of a set-up whose two replays were answered in full.
+
+        Returns:
+            dp_size, schedule, rank, at_s, computed_tokens, from_s and to_s (of the common window), origin "measured",
+            source.
+
+        Raises:
+            DataError: there is no such pair.
+        """
+        of = self.requests.filter((pl.col("setting") == setting) & pl.col("pair").is_not_null())
+        for (dp_size, _), own in of.group_by("dp_size", "pair", maintain_order=True):
+            try:
+                parts = [
+                    _work(own.filter(pl.col("schedule") == schedule), schedule)
+                    for schedule in (paired_losses.MIRROR, paired_losses.LAG)
+                ]
+            except DataError:
+                continue
+            return self._tidy(pl.concat(parts), {"dp_size": dp_size})
+        raise DataError(f"run {self.run.id}: no pair of replays on {setting} was answered in full")
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """What the servers' logs say of the iterations, by set-up and replay; empty without a log.
+
+        Returns:
+            setting, dp_size, schedule, num_steps (iterations that every rank logged), step_mean_ms, step_p99_ms,
+            same_time_percent, same_tokens_percent (of iterations; how well mirrored the ranks stayed), origin
+            "measured", source.
+        """
+        if "steps.csv" not in self.run.files:
+            return pl.DataFrame(schema={name: column(name).dtype for name in _STEPS})
+        keys = ["setting", "dp_size", "replay"]
+        logged = self.run.points("steps").join(self.run.points("replays"), on=keys, how="left").drop_nulls("pair")
+        parts = [
+            joint_steps.joint(own, dp_size).with_columns(
+                pl.lit(setting).alias("setting"), pl.lit(dp_size).alias("dp_size"), pl.lit(schedule).alias("schedule")
+            )
+            for (setting, dp_size, _, schedule), own in logged.group_by(*keys, "schedule", maintain_order=True)
+        ]
+        same = pl.col("shortest_ms") >= (1 - joint_steps.SAME) * pl.col("longest_ms")
+        found = (
+            pl.concat(parts)
+            .group_by("setting", "dp_size", "schedule")
+            .agg(
+                pl.len().cast(pl.Int64).alias("num_steps"),
+                pl.col("longest_ms").mean().alias("step_mean_ms"),
+                pl.col("longest_ms").quantile(0.99, interpolation="linear").alias("step_p99_ms"),
+                (100 * same.mean()).alias("same_time_percent"),
+                (100 * pl.col("same_tokens").mean()).alias("same_tokens_percent"),
+            )
+            .sort("setting", "dp_size", "schedule")
+        )
+        return self._tidy(found, {})
+
+    @cached_property
+    def counted(self) -> pl.DataFrame:
+        """Prompt tokens that the servers' counters saw on each rank, over all replays, beside those that were sent."""
+        if "counted.csv" not in self.run.files:
+            return pl.DataFrame(schema={name: column(name).dtype for name in _COUNTED})
+        found = (
+            self.run.points("counted")
+            .group_by("setting", "dp_size", "rank", maintain_order=True)
+            .agg(
+                pl.col("sent_tokens", "counted_tokens").sum(),
+                pl.when(pl.col("hit_tokens").is_not_null().any()).then(pl.col("hit_tokens").sum()).alias("hit_tokens"),
+            )
+        )
+        return self._tidy(found, {})
+
+
+def _work(requests: pl.DataFrame, schedule: str) -> pl.DataFrame:
+    ranks = throughput.work(requests)
+    begin, end = throughput.window(ranks)
+    names = {"schedule": schedule, "from_s": begin, "to_s": end}
+    return pl.concat(
+        [
+            pl.DataFrame({"at_s": of.time_s, "computed_tokens": of.tokens}).with_columns(
+                pl.lit(rank).cast(pl.Int64).alias("rank"), *(pl.lit(value).alias(name) for name, value in names.items())
+            )
+            for rank, of in enumerate(ranks)
+        ]
+    )

@@ -1,0 +1,1 @@
+"""What the experiments measure: settings and a cluster in, a recorded run out."""

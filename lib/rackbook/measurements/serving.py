@@ -1,0 +1,160 @@
+"""Stages of a plan in which clients load a server: start the server, run the clients, read what both found."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from rackbook.engine import bench_runs, forward_run, lab_bench, launch, logs
+from rackbook.engine.lab import Lab
+from rackbook.engine.plan import RUN_FOLDER, Plan, Process, Stage
+from rackbook.engine.readiness import free_port
+from rackbook.engine.server import serve
+from rackbook.engine.starting import ROUTER, Command
+from rackbook.errors import RackbookError
+from rackbook.measurements.recording import keep_server, say
+from rackbook.runs import Recorder
+from rackbook.tables import column
+
+LAB_MODEL = "LAB_MODEL"
+"""Stands for the folder of the lab's model in a plan."""
+
+_NEWS_S = 1.0  # until the end of a process is heard of
+
+STEP_COLUMNS = (
+    "bench_stage", "repeat", "concurrency", "rank", "iteration", "num_prefill_requests", "num_prefill_tokens",
+    "num_decode_requests", "num_decode_tokens", "step_ms", "dummy_step",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the stages gave.
+
+    Attributes:
+        runs: bench_stage and the columns of :data:`rackbook.engine.bench_runs.RUN_COLUMNS`, one row per client run.
+        steps: columns :data:`STEP_COLUMNS`, one row per iteration during a client run; empty unless the servers log
+            their iterations.
+    """
+
+    runs: pl.DataFrame
+    steps: pl.DataFrame
+
+
+def ready(plan: Plan, run: Recorder, lab: Lab | None = None) -> Plan:
+    """A plan whose words that stand for something are replaced by it, and, on the lab, whose port is a free one.
+
+    Raises:
+        RackbookError: the hosts' addresses are not known.
+    """
+    words = {RUN_FOLDER: str(run.folder.absolute())} | forward_run.addresses(plan)
+    if not plan.cluster.is_lab:
+        return plan.replaced(words)
+    lab, port = lab or Lab(), free_port()
+    model = lab.model()
+    words |= {launch.LAB_PYTHON: str(lab.python), LAB_MODEL: str(model)}
+    words |= {f"127.0.0.1:{launch.SERVER_PORT}": f"127.0.0.1:{port}"}
+    variables = lab.command(model, port).environment  # what the lab's own servers run with
+    replaced = plan.replaced(words)
+    stages = tuple(
+        dataclasses.replace(
+            stage,
+            services=tuple(_on_lab(process, str(port), variables) for process in stage.services),
+            steps=tuple(tuple(_on_lab(process, str(port), variables) for process in step) for step in stage.steps),
+        )
+        for stage in replaced.stages
+    )
+    return dataclasses.replace(replaced, stages=stages)
+
+
+def follow(plan: Plan, run: Recorder) -> Found:
+    """Run every stage of a plan that has clients, one after the other.
+
+    Args:
+        plan: of :func:`ready`.
+        run: where results, logs and doubts go.
+
+    Raises:
+        ServerError: a server does not start.
+        RackbookError: a client failed, or the server under it; what was measured until then lies in the run's folder.
+    """
+    found = [_stage(stage, plan, run) for stage in plan.stages if stage.services]
+    return Found(pl.concat([f.runs for f in found]), pl.concat([f.steps for f in found]))
+
+
+def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
+    commands = [
+        Command(process.role, process.command, process.environment, process.cores) for process in stage.services
+    ]
+    for process in stage.services:
+        run.process(process.command, process.environment, role=f"{stage.name}, {process.role}")
+    log = run.raw(f"{stage.name}.server.full.log")
+    say(f"{plan.topic}: {stage.name}, {stage.num_gpus} GPUs, about {stage.minutes:.0f} minutes")
+    clients = [process for step in stage.steps for process in step]
+    engines = engine_urls(stage.services) if any(process.role == ROUTER for process in stage.services) else []
+    with serve(commands, base_url(clients), log, ready_urls=engines, say=say) as server:
+        place = log.stat().st_size
+        steps: list[pl.DataFrame] = []
+
+        def seen(row: Mapping[str, Any]) -> None:
+            nonlocal place
+            with log.open("rb") as file:
+                file.seek(place)
+                text = file.read().decode("utf-8", "replace")
+            whole = text[: text.rfind("\n") + 1]
+            place += len(whole.encode("utf-8"))
+            steps.append(
+                logs.iterations(whole, log.name).with_columns(
+                    pl.lit(stage.name).alias("bench_stage"),
+                    pl.lit(row["repeat"]).alias("repeat"),
+                    pl.lit(row["concurrency"]).alias("concurrency"),
+                )
+            )
+            server.check()
+
+        try:
+            runs = bench_runs.follow(
+                server.base_url, [process.command for process in clients], run, environment=clients[0].environment,
+                progress=say, seen=seen, engine_urls=engines,
+            )  # fmt: skip
+        except RackbookError:
+            time.sleep(_NEWS_S)
+            server.check()  # a dead server says more than a client that misses it
+            raise
+    for process in server.processes:
+        keep_server(run, process.log, f"{stage.name}.{process.name}.log")
+    return Found(
+        runs.select(pl.lit(stage.name).alias("bench_stage"), pl.all()),
+        pl.concat(steps).select(pl.col(name).cast(column(name).dtype) for name in STEP_COLUMNS),
+    )
+
+
+def engine_urls(services: Sequence[Process]) -> list[str]:
+    """Where the engines behind a router answer: every process that listens and is not the router."""
+    found = []
+    for process in services:
+        words = process.arguments
+        if process.role != ROUTER and "--port" in words:
+            host = words[words.index("--host") + 1] if "--host" in words else "127.0.0.1"
+            found.append(f"http://{host}:{words[words.index('--port') + 1]}")
+    return found
+
+
+def base_url(clients: Sequence[Process]) -> str:
+    """Where the clients of a stage send their requests."""
+    arguments = clients[0].arguments
+    return arguments[arguments.index("--base-url") + 1]
+
+
+def _on_lab(process: Process, port: str, environment: Mapping[str, str]) -> Process:
+    words = list(process.arguments)
+    if launch.VLLM in words:  # which does not start there
+        at = words.index(launch.VLLM)
+        words[at - 1 : at + 1] = [lab_bench.__file__]
+    if "--port" in words:
+        words[words.index("--port") + 1] = port
+    return dataclasses.replace(process, arguments=tuple(words), environment=environment | process.environment)

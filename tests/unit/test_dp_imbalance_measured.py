@@ -1,0 +1,237 @@
+"""The measured part of experiment 05: recorded against a scripted server, read back, judged by its controls."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from chart_checks import check_chart
+from completions_server import Answer, CompletionsServer
+from rackbook import runs
+from rackbook.charts import replays as replay_charts
+from rackbook.errors import DataError, ParameterError
+from rackbook.experiments import dp_imbalance as experiment
+from rackbook.measurements import dp_imbalance as live
+from rackbook.replay import client, joint_steps, measurement, server_evidence, step_probe, traces
+from rackbook.replay.loads import closed_loop
+from rackbook.replay.lockstep import StepCost
+from rackbook.replay.measurement import Design
+from rackbook.replay.targets import Settings
+from rackbook.replay.user_lockstep import simulate
+
+SMALL = {"length_scale": 1 / 640, "max_num_batched_tokens": 512, "users": 2, "pairs": 2, "lag_s": 0.02}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pauses(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement, "_SETTLE_S", 0.0)
+        patch.setattr(live, "TURNS", 6)
+        patch.setattr(live, "LATENESS_MS", 2_000.0)  # other work may run on this machine
+        patch.setenv("RACKBOOK_RUNS", str(tmp_path_factory.mktemp("runs")))
+        yield
+
+
+def quick(seen):
+    return Answer(delay_s=0.015 + 1e-5 * len(seen.body["prompt"]))
+
+
+@pytest.fixture(scope="module")
+def recorded(no_pauses):
+    with CompletionsServer(quick, num_engines=2) as one, CompletionsServer(quick) as a, CompletionsServer(quick) as b:
+        params = experiment.Params(source="measure", base_url=f"{one.url}; {a.url}, {b.url}", **SMALL)
+        evidence = experiment.collect(params)
+    return evidence.measured
+
+
+def test_a_run_holds_both_set_ups_and_its_pairs(recorded):
+    assert recorded.run.flags == ()
+    assert recorded.run.provenance["vllm"] == "0.0.1"
+    assert recorded.replays.select("setting", "schedule").rows() == [
+        (setting, schedule)
+        for setting in (live.TOGETHER, live.ALONE)
+        for schedule in ("mirror", "lag", "mirror again", "mirror again", "lag", "mirror")
+    ]
+    assert recorded.replays["num_requests"].to_list() == [24] * 12
+    assert recorded.pairs["doubt"].null_count() == recorded.pairs.height == 8
+    measured = recorded.losses.filter(pl.col("origin") == "measured")
+    assert measured["num_pairs"].to_list() == [2] * 4
+    assert (measured["loss_from_percent"] <= measured["loss_percent"]).all()
+    assert set(recorded.losses["source"]) == {recorded.run.id}
+
+
+def test_the_servers_counted_what_was_sent(recorded):
+    assert recorded.counted["rank"].to_list() == [0, 1, 0, 1]
+    assert recorded.counted["sent_tokens"].to_list() == recorded.counted["counted_tokens"].to_list()
+
+
+def test_a_run_without_a_log_has_an_empty_table_of_steps(recorded):
+    assert recorded.steps.is_empty()
+    assert {"same_time_percent", "same_tokens_percent", "source"} < set(recorded.steps.columns)
+
+
+def test_a_stored_run_is_shown_again_by_its_id(recorded):
+    again = experiment.collect(experiment.Params(source=recorded.run.id)).measured
+    assert again.pairs.equals(recorded.pairs)
+    assert again.trace.requests.equals(recorded.trace.requests)
+    with pytest.raises(ParameterError, match="source: unknown run"):
+        experiment.collect(experiment.Params(source="dp_imbalance-nothing"))
+
+
+def test_the_charts_of_a_run(recorded):
+    chart = replay_charts.loss_by_comparison(recorded.pairs, recorded.losses, subtitle="scripted")
+    check_chart(chart, name="loss_by_comparison")
+    check_chart(replay_charts.work_over_time(recorded.work(), subtitle="scripted"), name="work_over_time")
+    check_chart(replay_charts.time_by_prompt_length(recorded.probes, subtitle="x"), name="time_by_prompt_length")
+
+
+def test_the_finding_says_whether_the_interval_holds_none(recorded):
+    def titled(low, high):
+        values = {"loss_from_percent": low, "loss_percent": (low + high) / 2, "loss_to_percent": high}
+        losses = recorded.losses.with_columns(pl.lit(value).alias(name) for name, value in values.items())
+        return replay_charts.loss_by_comparison(recorded.pairs, losses, subtitle="").to_dict()["title"]["text"]
+
+    assert titled(1.0, 5.0) == "Measured on one engine: 3.0 % ± 2.0, a loss"
+    assert titled(-1.0, 5.0).endswith("2.0 % ± 3.0, no loss that these pairs could tell from none")
+
+
+def test_a_failed_replay_is_kept_flagged_and_has_no_loss():
+    with CompletionsServer(lambda seen: Answer("status") if seen.number == 150 else quick(seen), num_engines=2) as one:
+        found = experiment.collect(experiment.Params(source="measure", base_url=one.url, **SMALL)).measured
+    assert len(found.run.flags) == 1
+    assert "HTTP 500" in found.run.flags[0]
+    assert "no_control" in found.run.provenance
+    assert found.pairs["loss_percent"].null_count() >= 1
+    assert found.pairs.filter(pl.col("doubt").str.contains("HTTP 500")).height >= 1
+    assert found.requests.filter(pl.col("error").is_not_null()).height > 0
+
+
+@pytest.mark.parametrize("in_a_replay", [True, False])
+def test_ctrl_c_leaves_an_unfinished_run_with_what_was_measured(monkeypatch, in_a_replay):
+    whole, done = client.replay, []
+
+    def interrupted(*args, **options):
+        found = whole(*args, **options)
+        done.append(found)
+        if len(done) < 4:
+            return found
+        if in_a_replay:
+            return replace(found, interrupted=True, stopped="interrupted by the user")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "replay", interrupted)
+    with CompletionsServer(quick, num_engines=2) as one, pytest.raises(KeyboardInterrupt):
+        experiment.collect(experiment.Params(source="measure", base_url=one.url, **SMALL | {"pairs": 1}))
+    left = max(runs.unfinished(), key=lambda run: run.path.stat().st_mtime)
+    assert "KeyboardInterrupt" in left.reason
+    kept = pl.read_csv(left.path / "requests.csv")
+    assert kept["replay"].unique().sort().to_list() == list(range(4 if in_a_replay else 3))
+
+
+def test_a_run_that_failed_at_once_is_shown_without_losses():
+    with CompletionsServer(lambda seen: Answer("status"), num_engines=2) as one:
+        found = experiment.collect(experiment.Params(source="measure", base_url=one.url, **SMALL)).measured
+    assert found.losses.is_empty() or found.losses["loss_percent"].null_count() == found.losses.height
+    assert found.probes.is_empty()
+    with pytest.raises(DataError, match="no pair of replays on one engine was answered in full"):
+        found.work()
+    check_chart(replay_charts.time_by_prompt_length(found.probes, subtitle="x"), name="time_by_prompt_length")
+
+
+def test_servers_that_cannot_be_measured_are_refused():
+    with (
+        CompletionsServer(quick) as alone,
+        pytest.raises(ParameterError, match=r"have \[1\] ranks; expected two ranks"),
+    ):
+        experiment.collect(experiment.Params(source="measure", base_url=alone.url, **SMALL))
+    with pytest.raises(ParameterError, match=r"serve the models \[None\]; expected servers that answer"):
+        experiment.collect(experiment.Params(source="measure", base_url="http://127.0.0.1:9", **SMALL))
+
+
+def test_no_run_and_no_wish_to_measure_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(experiment.live, "recorded", lambda topic: None)
+    evidence = experiment.collect(experiment.Params())
+    with pytest.raises(DataError, match='no measured replays came with .*; set source = "measure"'):
+        _ = evidence.measured
+
+
+def test_a_rank_that_got_other_tokens_is_a_doubt():
+    sent = pl.DataFrame({"rank": [0, 0, 1], "input_tokens": [10, 20, 30]})
+    counted = pl.DataFrame({"rank": [0, 1], "counted_tokens": [60, 0], "hit_tokens": [None, 7]})
+    assert server_evidence.doubts(sent, counted, hits_wanted=False) == [
+        "rank 0 counted 60 prompt tokens, sent were 30",
+        "rank 1 counted 0 prompt tokens, sent were 30",
+        "rank 1 found 7 prompt tokens in its prefix cache",
+    ]
+    assert len(server_evidence.doubts(sent, counted, hits_wanted=True)) == 2
+
+
+def test_requests_that_reach_another_rank_are_noticed_by_the_counters():
+    trace = traces.independent(np.random.default_rng(1), 4, "fixed", 50)
+    design = Design(trace, 2, 0.01, 1, users=1, control=False, warm_up_requests=0)
+    with CompletionsServer(quick, num_engines=2) as server:
+        server.pinning = False
+        found = measurement.measure(design, [server.url], Settings("scripted", lateness_limit_ms=2_000))
+    assert found.doubts[0] == (
+        "rank 0 counted 400 prompt tokens, sent were 200; rank 1 counted 0 prompt tokens, sent were 200"
+    )
+    assert len(found.flags) == 2
+
+
+def test_steps_are_read_from_a_growing_log(tmp_path):
+    log = tmp_path / "server.log"
+    line = (
+        "(APIServer pid=1) INFO 11-29 19:46:19 [loggers.py:1] Engine {rank:03d}: Iteration({n}): 1 context requests, "
+        "{tokens} context tokens, 0 generation requests, 0 generation tokens, iteration elapsed time: {ms:.2f} ms, "
+        "CPU KV cache usage: 0.1%\n"
+    )
+    log.write_text(line.format(rank=0, n=0, tokens=5, ms=1))
+    witness = server_evidence.Witness(["http://127.0.0.1:9"], 2, [log])
+    witness.begin()
+    assert "no metrics" in witness.silent
+    with log.open("a") as file:
+        for rank in (0, 1):
+            file.write(line.format(rank=rank, n=1, tokens=7, ms=2.5))
+        file.write("unfinished line")
+    steps = witness.steps()
+    assert steps.select("rank", "iteration", "num_prefill_tokens", "step_ms").rows() == [(0, 1, 7, 2.5), (1, 1, 7, 2.5)]
+    log.write_text("Iteration(1): something new, iteration elapsed time: 5 apples\n")
+    witness.begin()
+    log.write_text("x" * log.stat().st_size + "\nIteration(1): new, iteration elapsed time: 5 apples\n")
+    assert witness.steps().is_empty()
+    assert "unknown form" in witness.unread
+
+
+def test_steps_are_put_side_by_side_although_the_ranks_count_from_other_numbers():
+    times, tokens = [20.0, 31.0, 5.0, 12.0, 50.0], [100, 200, 10, 40, 300]
+    rows = [(0, 7 + n, tokens[n], ms) for n, ms in enumerate(times)]
+    rows += [(1, 9 + n, tokens[n] + (n == 3), 1.01 * ms) for n, ms in enumerate(times) if n != 1]
+    steps = pl.DataFrame(rows, schema=["rank", "iteration", "num_prefill_tokens", "step_ms"], orient="row")
+    found = joint_steps.joint(steps, 2)
+    assert found["iteration"].to_list() == [7, 9, 10, 11]
+    assert found["shortest_ms"].to_list() == [20, 5, 12, 50]
+    assert found["longest_ms"].to_list() == pytest.approx([20.2, 5.05, 12.12, 50.5])
+    assert found["same_tokens"].to_list() == [True, True, False, True]
+    assert joint_steps.joint(steps, 3).is_empty()
+
+
+def test_the_fitted_step_time_is_that_of_the_simulator():
+    cost = StepCost(4.0, 300.0, 20_000.0)
+    trace = step_probe.probe_trace((64, 256, 1024, 2048, 4096), 2)
+    frame, _ = simulate(closed_loop(trace, 2, users=1), cost, 2_048)
+    found = step_probe.fit(frame, 2_048)
+    assert found.fixed_ms == pytest.approx(4, rel=1e-3)
+    assert found.us_per_token == pytest.approx(300, rel=1e-3)
+    assert found.ps_per_attended_token == pytest.approx(20_000, rel=1e-3)
+    with pytest.raises(DataError, match="at least 3 lengths, got 2"):
+        step_probe.fit(frame.filter(pl.col("input_tokens") < 300), 2_048)
+    with pytest.raises(ParameterError, match="allowed: lengths ≥ 1"):
+        step_probe.probe_trace((), 1)
+
+
+def test_inserted_losses_come_back(recorded):
+    assert recorded.recovered["setting"].to_list() == ["simulator, 0 % inserted", "simulator, 5 % inserted"]
+    assert recorded.recovered["loss_percent"].to_list() == pytest.approx([0, 5], abs=0.05)
+    simulated = recorded.losses.filter(pl.col("origin") == "simulated")["setting"].to_list()
+    assert simulated == ["simulator", "simulator, 0 % inserted", "simulator, 5 % inserted"]
