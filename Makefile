@@ -6,12 +6,12 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg \
 	--nbval-cell-timeout 300 --nbval-kernel-startup-timeout 120 -n $(JOBS) --dist loadfile
 
-.PHONY: run test lab bench notebooks lint unit nbval lock clean
+.PHONY: run test lab bench notebooks lint unit nbval real lock clean
 
 run: $(VENV)/.installed
 	$(BIN)/rackbook run
 
-test: lint unit nbval
+test: lint unit nbval real
 
 lab: $(VENV)/.installed
 	$(BIN)/rackbook lab
@@ -29,12 +29,17 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore tests/engine --ignore tests/slurm tests
 
 # Twice: a notebook that agrees with its committed outputs only once depends on something it should not.
 nbval: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(NBVAL) notebooks
 	$(BIN)/python -m pytest $(NBVAL) notebooks
+
+# A real vLLM on the processor and a real Slurm, one after the other: a server takes every core. What the machine lacks
+# for them is skipped, and said.
+real: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/engine tests/slurm
 
 lock: $(VENV)/.installed-test
 	$(BIN)/uv pip compile --universal --python-version 3.11 --extra test --no-header --no-annotate \
