@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
-from rackbook.errors import DataError
 from rackbook.experiments import live
 from rackbook.experiments.dp_imbalance_recorded import Recorded
 from rackbook.measurements import dp_imbalance as measurements
@@ -40,6 +39,9 @@ REPEATS = 5
 FIXED_MS = 10.0
 """Cost of every step, also a dummy step; assumed, and hardly of weight."""
 POLICY_RANKS = 4
+NO_RUN = 'no recorded replays in data/runs: `rackbook record 05` records them, source = "measure" measures now'
+"""What the notebook shows where there is no run."""
+
 POLICY_REQUESTS = 6_000
 LOADS_PERCENT = (50.0, 70.0, 80.0, 90.0)
 TIMELINE_RANKS = 4
@@ -113,15 +115,9 @@ class Evidence:
     run: Run | None
 
     @cached_property
-    def measured(self) -> Recorded:
-        """What the measured replays say.
-
-        Raises:
-            DataError: there are none.
-        """
-        if self.run is None:
-            raise DataError('no measured replays came with this copy of the project; set source = "measure"')
-        return Recorded(self.run)
+    def measured(self) -> Recorded | None:
+        """What the measured replays say; None without a run, see :data:`NO_RUN`."""
+        return None if self.run is None else Recorded(self.run)
 
     @property
     def tok_per_s(self) -> float:
