@@ -92,4 +92,5 @@ def test_a_server_that_ends_in_mid_replay_ends_the_experiment_and_keeps_what_was
     assert found.requests["done_s"].drop_nulls().len() > 0
     assert found.requests["error"].drop_nulls().len() > 0
     assert any("ended early" in flag for flag in found.flags)
-    assert paired_losses.summary(paired_losses.losses(found.requests, found.doubts))["loss_percent"].null_count() > 0
+    losses = paired_losses.summary(paired_losses.losses(found.requests, found.doubts))["loss_percent"]
+    assert losses.drop_nulls().is_empty(), "no pair was complete, so there is nothing to average"
