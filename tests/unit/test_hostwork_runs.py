@@ -13,12 +13,12 @@ from rackbook.charts import step_accounts
 from rackbook.cli import main
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import cpu_overhead as experiment
-from rackbook.hostwork import growth_verdicts, measured, recording
+from rackbook.hostwork import foreign_load, growth_verdicts, measured, recording
 from rackbook.hostwork.ranks.member import ALGORITHMS
 from rackbook.models.host_accounts import account_of_pair
 from rackbook.models.step_account import Pair
 
-MACHINE = {"cpu": "a processor", "usable_cores": 2.0, "loaded": False, "load_1min": 0.0, "packages": {"numpy": "2.4"}}
+MACHINE = {"cpu": "a processor", "usable_cores": 2.0, "load_1min": 0.0, "packages": {"numpy": "2.4"}}
 
 
 def all_reduce(name, num_ranks, *, cores=2, ms=None, waits=None):
@@ -316,12 +316,12 @@ def test_measuring_now_makes_a_run_with_every_table(made):
     assert {*made.run.provenance["absent"], *made.all_reduces["all_reduce"]} == set(ALGORITHMS)
 
 
-def test_a_loaded_machine_is_a_doubt(tmp_path, monkeypatch):
+def test_other_work_on_the_machine_is_a_doubt(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "PROMPT_TOKENS", (4096, 16_384, 65_536))
     monkeypatch.setattr(recording, "ROW_COUNTS", (16,))
-    monkeypatch.setattr(recording.provenance, "machine", lambda: MACHINE | {"loaded": True, "load_1min": 3.5})
+    monkeypatch.setattr(foreign_load, "BUSY_CORES", -1.0)
     run = recording.record({}, rank_counts=[2], interpreter=None, block_tokens=64, budget_s=0.5, seed=1, root=tmp_path)
-    assert "the machine was loaded at the start: load average 3.5 on 2 cores" in run.flags
+    assert any(flag.startswith("other programs used ") for flag in run.flags)
 
 
 def test_the_command_refuses_what_the_notebook_refuses(capsys):

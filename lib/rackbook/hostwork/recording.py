@@ -66,9 +66,6 @@ def record(
     elsewhere = None if ranks_file is None else collectives.read_launched(Path(ranks_file))
     before = Watch.now()
     with runs.record(TOPIC, params, machine=machine, root=root) as run:
-        if machine["loaded"]:
-            run.flag(f"the machine was loaded at the start: load average {machine['load_1min']:g} on "
-                     f"{machine['usable_cores']:g} cores")  # fmt: skip
         found = collectives.measure(rank_counts, interpreter=interpreter, budget_s=SHARES["all-reduces"] * budget_s)
         run.describe(absent=found.absent, ranks=found.versions)
         tables = [found.points] if elsewhere is None else [found.points, elsewhere.points]

@@ -25,7 +25,9 @@ LAB_HARDWARE, LAB_MODEL = "CPU lab", "tiny random MoE"
 def recorded(
     topic: str, params: BaseModel | Mapping[str, Any], cluster: str, interpreter: Path | str | None
 ) -> Iterator[Recorder]:
-    """Record a run, and flag it if the machine had other work.
+    """Record a run, and flag it if the machine had other work meanwhile.
+
+    The load average at the start is only noted: it still counts work that ended a minute before.
 
     Everything that is started for the run must have ended when the block does: what still runs counts as foreign.
 
@@ -41,11 +43,6 @@ def recorded(
         run.describe(cluster=Path(cluster).stem, vllm=version)
         if version is None:
             run.describe(vllm_missing_reason="not installed in the Python that was asked")
-        if machine["loaded"]:
-            run.flag(
-                f"the machine was loaded at the start: load average {machine['load_1min']:g} on "
-                f"{machine['usable_cores']:g} cores"
-            )
         before = Watch.now()
         yield run
         for doubt in Watch.now().doubts(before, machine["usable_cores"]):
