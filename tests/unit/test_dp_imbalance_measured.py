@@ -20,7 +20,7 @@ from rackbook.replay.measurement import Design
 from rackbook.replay.targets import Settings
 from rackbook.replay.user_lockstep import simulate
 
-SMALL = {"length_scale": 1 / 640, "max_num_batched_tokens": 512, "users": 2, "pairs": 2, "lag_s": 0.02}
+SMALL = {"length_scale": 1 / 640, "max_num_batched_tokens": 512, "users": 2, "think_s": 0.01, "pairs": 2, "lag_s": 0.02}
 
 
 @pytest.fixture(scope="module", autouse=True)

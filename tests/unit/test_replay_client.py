@@ -57,13 +57,18 @@ def test_open_loop_sends_on_time_while_earlier_answers_are_missing():
 
 def test_closed_loop_sends_the_next_turn_after_the_answer_and_the_time_to_think():
     turns = trace([0, 0, 0, 0], sessions=["a", "b", "a", "b"])
+    load = closed_loop(turns, 2, 0.3, users=2, think_s=0.2)
+    thinks = dict(zip(load.request.tolist(), (load.think_ns * 1e-9).tolist(), strict=True))
     with CompletionsServer(lambda seen: Answer(delay_s=0.1)) as server:
-        frame = run(closed_loop(turns, 2, 0.3, users=2, think_s=0.2), [server.url]).requests
+        frame = run(load, [server.url]).requests
     of = {(r["rank"], r["request"]): r for r in frame.iter_rows(named=True)}
     for rank in (0, 1):
-        assert of[rank, 0]["scheduled_s"] == of[rank, 1]["scheduled_s"] == pytest.approx(0.3 * rank)
+        for first in (0, 1):
+            assert of[rank, first]["scheduled_s"] == pytest.approx(of[0, first]["scheduled_s"] + 0.3 * rank)
         for first, second in ((0, 2), (1, 3)):
-            assert of[rank, second]["scheduled_s"] == pytest.approx(of[rank, first]["done_s"] + 0.2, abs=1e-6)
+            assert of[rank, second]["scheduled_s"] == pytest.approx(
+                of[rank, first]["done_s"] + thinks[second], abs=1e-6
+            )
             assert of[rank, second]["sent_s"] >= of[rank, second]["scheduled_s"]
 
 

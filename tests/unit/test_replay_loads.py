@@ -73,21 +73,34 @@ def test_open_loop_by_hand():
 
 def test_closed_loop_by_hand():
     requests = trace([5] * 5, sessions=["a", "b", "a", "c", "b"])
-    load = closed_loop(requests, 2, 3.0, users=2, think_s=0.5)
+    load = closed_loop(requests, 2, 3.0, users=2)
     # user 0: session a, then c; user 1: session b
     assert load.request.tolist() == [0, 2, 3, 0, 2, 3, 1, 4, 1, 4]
     assert load.rank.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
     assert load.previous.tolist() == [NONE, 0, 1, NONE, 3, 4, NONE, 6, NONE, 8]
     assert load.at_ns.tolist() == [0, NONE, NONE, 3_000_000_000, NONE, NONE, 0, NONE, 3_000_000_000, NONE]
-    assert load.think_ns.tolist() == [0, 5e8, 5e8, 0, 5e8, 5e8, 0, 5e8, 0, 5e8]
+    assert load.think_ns.tolist() == [0] * 10
     assert load.num_chains == 4
 
 
-def test_users_begin_one_after_the_other_on_all_ranks_alike():
-    load = closed_loop(trace([5] * 3), 2, 1.0, users=3, ramp_s=0.25)
-    assert (load.at_ns / 1e9).tolist() == [0, 1, 0.25, 1.25, 0.5, 1.5]
-    with pytest.raises(ParameterError, match="ramp_s: got -1"):
-        closed_loop(trace([5]), 1, users=1, ramp_s=-1)
+def test_users_think_alike_on_all_ranks_and_in_every_replay():
+    requests = trace([5] * 400, sessions=[f"s{i % 40}" for i in range(400)])
+    mirror, lagged, other = (
+        closed_loop(requests, 2, lag_s, users=20, think_s=0.5, seed=seed) for lag_s, seed in ((0, 1), (3.0, 1), (0, 2))
+    )
+    first = mirror.previous == NONE
+    waits = np.where(first, mirror.at_ns, mirror.think_ns)
+    assert (waits >= 0).all()
+    assert (waits <= 1e9).all()
+    assert waits.mean() == pytest.approx(5e8, rel=0.1)
+    for rank in (0, 1):
+        order = np.argsort(mirror.request[mirror.rank == rank])
+        assert (
+            waits[mirror.rank == rank][order] == waits[mirror.rank == 0][np.argsort(mirror.request[mirror.rank == 0])]
+        ).all()
+    assert (lagged.think_ns == mirror.think_ns).all()
+    assert (lagged.at_ns[first] == mirror.at_ns[first] + 3_000_000_000 * mirror.rank[first]).all()
+    assert (other.think_ns != mirror.think_ns).any()
 
 
 def test_every_rank_gets_every_request_once_in_both_loops():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rackbook.errors import DataError, ParameterError
 from rackbook.replay import imbalance, lockstep, paired_losses, throughput, traces
-from rackbook.replay.loads import closed_loop, open_loop
+from rackbook.replay.loads import NONE, closed_loop, open_loop
 from rackbook.replay.lockstep import StepCost
 from rackbook.replay.queues import lag, queue
 from rackbook.replay.user_lockstep import simulate
@@ -95,9 +95,11 @@ def test_the_closed_simulator_is_the_open_one_where_nothing_waits():
 
 def test_a_simulated_user_waits_for_the_answer_and_thinks():
     trace = traces.independent(np.random.default_rng(1), 3, "fixed", 100)
-    frame, _ = simulate(closed_loop(trace, 1, users=1, think_s=0.5), StepCost(0, 1_000, 0), CAP)
-    assert frame["sent_s"].to_list() == pytest.approx([0, 0.6, 1.2])
-    assert frame["done_s"].to_list() == pytest.approx([0.1, 0.7, 1.3])
+    load = closed_loop(trace, 1, users=1, think_s=0.5)
+    frame, _ = simulate(load, StepCost(0, 1_000, 0), CAP)
+    thinks = np.where(load.previous == NONE, load.at_ns, load.think_ns) * 1e-9
+    assert frame["sent_s"].to_list() == pytest.approx(thinks.cumsum() + [0, 0.1, 0.2])
+    assert frame["done_s"].to_list() == pytest.approx(thinks.cumsum() + [0.1, 0.2, 0.3])
     with pytest.raises(ParameterError, match="got 0, allowed: ≥ 1"):
         simulate(closed_loop(trace, 1, users=1), StepCost(1, 1, 1), 0)
 

@@ -74,7 +74,12 @@ class Recorded:
     def load(self) -> str:
         """How the requests went out, in a few words."""
         users = self.params["users"]
-        return f"closed loop, {users} users per rank" if users else "open loop at the trace's times"
+        think_s = self.params["think_s"]
+        return (
+            f"closed loop, {users} users per rank who think for {think_s:g} s on average"
+            if users
+            else "open loop at the trace's times"
+        )
 
     @cached_property
     def requests(self) -> pl.DataFrame:
@@ -179,8 +184,10 @@ class Recorded:
     def _load(self, schedule: str, num_ranks: int, slower: float) -> Load:
         lag_s = self.params["lag_s"] if schedule == paired_losses.LAG else 0.0
         if self.params["users"]:
-            ramp_s = slower * self._trace_and_facts[1]["ramp_s"]  # else slower steps would hold other requests
-            return closed_loop(self.trace, num_ranks, lag_s, users=self.params["users"], ramp_s=ramp_s)
+            think_s = slower * self.params["think_s"]  # else slower steps would hold other requests
+            return closed_loop(
+                self.trace, num_ranks, lag_s, users=self.params["users"], think_s=think_s, seed=self.params["seed"]
+            )
         return open_loop(self.trace, num_ranks, lag_s)
 
     def _simulated(self, num_ranks: int, cost: StepCost, *, coupled: bool, slower: float = 1.0) -> pl.DataFrame:

@@ -32,11 +32,11 @@ TURNS = 16
 
 TIMEOUT_S = 600.0
 LATENESS_MS = 5.0
-LAB_LENGTH_SCALE = 1 / 64
+LAB_LENGTH_SCALE = 1 / 256
 """Agent prompts of some 50,000 tokens, cut down to what a CPU computes in a second."""
 CONTEXT_TOKENS, LAB_CONTEXT_TOKENS = 262_000, 16_000
 """Longest prompts that are drawn; a little less than the servers that are started here take."""
-LAB_STEP_TOKENS = 4_096
+LAB_STEP_TOKENS = 2_048
 LAB_LATENESS_MS = 100.0
 """On the lab the client shares the cores with the servers; requests take hundreds of milliseconds there."""
 
@@ -76,6 +76,7 @@ def design(params: Params, trace: Trace, num_ranks: int, step_tokens: int) -> De
         lag_s=params.lag_s,
         pairs=params.pairs,
         users=params.users,
+        think_s=params.think_s,
         seed=params.seed,
         probe_lengths=tuple(sorted({max(1, round(part * step_tokens)) for part in PROBES})),
     )
@@ -114,7 +115,7 @@ def measure(params: Params) -> Run:
         )
         run.write_json(
             "load.json",
-            {"trace": trace.name, "origin": trace.origin, "step_tokens": step_tokens, "ramp_s": measurement.RAMP_S},
+            {"trace": trace.name, "origin": trace.origin, "step_tokens": step_tokens},
         )
         tables = _Tables(run)
         for servers in set_ups(params, cluster, run, step_tokens, say):

@@ -143,7 +143,7 @@ def _on_cluster(params: Params, cluster: Cluster, run: Recorder, say: Callable[[
     from rackbook import plans
     from rackbook.engine import launch, server
 
-    for stage in plans.plan("dp_imbalance", params.model_dump() | {"measured_ranks": params.ranks}, cluster).stages:
+    for stage in plans.plan("dp_imbalance", params.model_dump(), cluster).stages:
         log = run.folder / f"{stage.name}.log"
         for process in stage.services:
             run.process(process.arguments, process.environment, process.role)

@@ -21,7 +21,7 @@ PUBLISHED_RANKS = [2, 4]
 class Settings(_Settings):
     """What is measured; defaults are the source's where it prints them."""
 
-    measured_ranks: list[Annotated[int, Field(ge=2)]] = Field(
+    ranks: list[Annotated[int, Field(ge=2)]] = Field(
         default=PUBLISHED_RANKS, min_length=1, description="ranks of each server"
     )
     max_num_batched_tokens: int = Field(default=16_384, ge=1, description="tokens per step and rank, at most")
@@ -37,7 +37,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     settings = Settings.of(given)
     if cluster.is_lab:
         return _lab_plan(settings, recipe, cluster)
-    sizes, notes = serving.whole(cluster, settings.measured_ranks)
+    sizes, notes = serving.whole(cluster, settings.ranks)
     limit = min(MAX_MODEL_LEN, recipe.context_limit)
     stages = tuple(_stage(settings, recipe, cluster, size, limit) for size in sizes)
     needs = serving.needs(recipe, "aggregated", limit, checkpoint=False, changes={})
@@ -46,7 +46,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
 
 
 def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int, limit: int) -> Stage:
-    serving.check(cluster, recipe, "aggregated", num_ranks, "measured_ranks")
+    serving.check(cluster, recipe, "aggregated", num_ranks, "ranks")
     fit.need_context(recipe, limit, "the recipe's context")
     arguments = (
         *recipe.arguments("aggregated", without=("--speculative-config", "--load-format")), "--load-format", "dummy",
@@ -55,7 +55,7 @@ def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int,
     )  # fmt: skip
     services = launch.server(
         cluster, model=serving.model_of(cluster, recipe), num_ranks=num_ranks, gpus_per_rank=1, arguments=arguments,
-        environment=recipe.variables("aggregated"), role="server", parameter="measured_ranks",
+        environment=recipe.variables("aggregated"), role="server", parameter="ranks",
     )  # fmt: skip
     minutes = recipe.startup.dummy_minutes + _PAIRS_MINUTES
     basis = (
@@ -76,7 +76,7 @@ def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
         return launch.server(
             cluster, model=serving.model_of(cluster, recipe), num_ranks=num_ranks, gpus_per_rank=1,
             arguments=arguments, environment=recipe.variables("aggregated"), role="server",
-            parameter="measured_ranks", port=port,
+            parameter="ranks", port=port,
         )  # fmt: skip
 
     took = serving.lab_duration(recipe, _PAIRS_MINUTES)

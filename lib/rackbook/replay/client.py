@@ -99,8 +99,10 @@ def replay(
         # In slices, since a signal that another thread happened to get does not end a wait without a limit.
         while not done.wait(_SLICE_S):
             pass
-    except KeyboardInterrupt:
+    except BaseException as problem:  # a request to end, such as SIGTERM, raises here as well
         sender.interrupt()
+        if not isinstance(problem, KeyboardInterrupt):
+            raise
     finally:
         thread.join()
         gc.unfreeze()

@@ -76,7 +76,7 @@ def open_loop(trace: Trace, num_ranks: int, lag_s: float = 0.0) -> Load:
 
 
 def closed_loop(
-    trace: Trace, num_ranks: int, lag_s: float = 0.0, *, users: int, think_s: float = 0.0, ramp_s: float = 0.0
+    trace: Trace, num_ranks: int, lag_s: float = 0.0, *, users: int, think_s: float = 0.0, seed: int = 0
 ) -> Load:
     """Every rank has the same users, who work through the same sessions; those of rank r begin later by r · lag_s.
 
@@ -89,17 +89,18 @@ def closed_loop(
         num_ranks: at least one.
         lag_s: 0 for a mirror replay.
         users: per rank; no more than there are sessions.
-        think_s: from an answer to the same user's next request.
-        ramp_s: from one user's first request to the next user's; so that all ranks begin with the same one, however
-            the server orders what comes at once.
+        think_s: mean time from an answer to the same user's next request, and from the start to a user's first. Each
+            is drawn evenly between nothing and twice that, and is the same on every rank. Users who do not think send
+            together whenever a step ends, for ever in the groups in which the first steps happened to take them; two
+            ranks that begin with different groups then differ in every step, mirrored or not.
+        seed: of the times to think.
 
     Raises:
         ParameterError: no rank, a negative time, or more users than sessions.
     """
     lags = _lags_ns(num_ranks, lag_s)
-    for name, time_s in (("think_s", think_s), ("ramp_s", ramp_s)):
-        if not 0 <= time_s < float("inf"):
-            raise ParameterError(f"{name}: got {time_s!r}, allowed: a number ≥ 0 [s]")
+    if not 0 <= think_s < float("inf"):
+        raise ParameterError(f"think_s: got {think_s!r}, allowed: a number ≥ 0 [s]")
     sessions: dict[object, list[int]] = {}
     for request, session in enumerate(trace.requests["session"].to_list()):
         sessions.setdefault(request if session is None else session, []).append(request)
@@ -108,14 +109,17 @@ def closed_loop(
     chains: list[list[int]] = [[] for _ in range(users)]
     for turns in sessions.values():
         min(chains, key=len).extend(turns)
-    think = round(think_s * NS_PER_S)
+    drawn = np.random.default_rng([seed, 11]).uniform(0, 2 * think_s * NS_PER_S, trace.requests.height)
+    think = np.rint(drawn).astype(np.int64).tolist()
     rows = []
     # Users outside, ranks inside: first requests go out in that order, so that mirrored ranks begin with the same one.
-    for user, chain in enumerate(chains):
+    for chain in chains:
         for rank in range(num_ranks):
-            first, at = len(rows), int(lags[rank]) + round(user * ramp_s * NS_PER_S)
+            first, lag = len(rows), int(lags[rank])
             rows += [
-                (rank, request, NONE, first + turn - 1, think) if turn else (rank, request, at, NONE, 0)
+                (rank, request, NONE, first + turn - 1, think[request])
+                if turn
+                else (rank, request, lag + think[request], NONE, 0)
                 for turn, request in enumerate(chain)
             ]
     return Load(trace, num_ranks, *np.array(rows, np.int64).T.copy())

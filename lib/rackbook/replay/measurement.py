@@ -20,9 +20,6 @@ from rackbook.replay.traces import Trace
 API_KEY = "VLLM_API_KEY"
 """Environment variable with the key that a server may ask for; it is never written down."""
 
-RAMP_S = 0.02
-"""From one user's first request to the next user's: longer than a server takes to accept one, shorter than a step."""
-
 _SETTLE_S = 0.3
 
 
@@ -36,8 +33,8 @@ class Design:
         lag_s: delay from one rank to the next in a lag replay.
         pairs: of a mirror and a lag replay.
         users: per rank, who work through the sessions; 0 sends at the trace's times instead.
-        think_s: from an answer to the same user's next request.
-        seed: of the prompts.
+        think_s: mean time from an answer to the same user's next request.
+        seed: of the prompts and of the times to think.
         known_prefixes: the prompts share the prefixes that the trace knows.
         control: each pair also has a second mirror replay.
         warm_up_requests: requests of the trace that every rank gets first; not measured.
@@ -64,7 +61,9 @@ class Design:
         """What goes out in a replay: lagged in a lag replay, else mirrored."""
         lag_s = self.lag_s if schedule == paired_losses.LAG else 0.0
         if self.users:
-            return closed_loop(self.trace, self.num_ranks, lag_s, users=self.users, think_s=self.think_s, ramp_s=RAMP_S)
+            return closed_loop(
+                self.trace, self.num_ranks, lag_s, users=self.users, think_s=self.think_s, seed=self.seed
+            )
         return open_loop(self.trace, self.num_ranks, lag_s)
 
 
