@@ -98,8 +98,8 @@ def test_a_simulated_user_waits_for_the_answer_and_thinks():
     load = closed_loop(trace, 1, users=1, think_s=0.5)
     frame, _ = simulate(load, StepCost(0, 1_000, 0), CAP)
     thinks = np.where(load.previous == NONE, load.at_ns, load.think_ns) * 1e-9
-    assert frame["sent_s"].to_list() == pytest.approx(thinks.cumsum() + [0, 0.1, 0.2])
-    assert frame["done_s"].to_list() == pytest.approx(thinks.cumsum() + [0.1, 0.2, 0.3])
+    assert frame["sent_s"].to_list() == pytest.approx(thinks.cumsum() + np.array([0, 0.1, 0.2]))
+    assert frame["done_s"].to_list() == pytest.approx(thinks.cumsum() + np.array([0.1, 0.2, 0.3]))
     with pytest.raises(ParameterError, match="got 0, allowed: ≥ 1"):
         simulate(closed_loop(trace, 1, users=1), StepCost(1, 1, 1), 0)
 
