@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import ORIGINS, require, title
 
 _VERDICTS = ["reproduced", "consistent", "inconsistent", "refuted", "open"]
@@ -20,9 +20,7 @@ def verdicts_by_notebook(counts: pl.DataFrame) -> alt.LayerChart:
     require(counts, ("notebook", "verdict", "num_claims"), "verdicts_by_notebook")
     total = int(counts["num_claims"].sum())
     is_open = int(counts.filter(pl.col("verdict") == "open")["num_claims"].sum())
-    ordered = counts.with_columns(
-        pl.col("verdict").replace_strict({v: i for i, v in enumerate(_VERDICTS)}).alias("verdict_order")
-    )
+    ordered = counts.with_columns(layers.place("verdict", _VERDICTS).alias("verdict_order"))
     base = alt.Chart(ordered).encode(
         x=alt.X("num_claims:Q", title=title("num_claims"), axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("notebook:N", title=title("notebook"), sort="ascending"),
@@ -59,8 +57,8 @@ def found_against_claimed(ratios: pl.DataFrame) -> alt.LayerChart:
         ratios: claim, statement, notebook, verdict, basis, value, found, unit, difference_percent.
     """
     require(ratios, ("notebook", "verdict", "value", "found", "unit", "difference_percent"), "found_against_claimed")
-    settled = [v for v in _VERDICTS if v in ratios["verdict"].unique().to_list()]
-    present = [origin for origin in ORIGINS if origin in ratios["basis"].unique().to_list()]
+    settled = theme.drawn(ratios["verdict"], _VERDICTS)
+    present = theme.drawn(ratios["basis"], ORIGINS)
     zero = (
         alt.Chart(pl.DataFrame({"difference_percent": [0.0]}))
         .mark_rule(color=theme.MUTED)

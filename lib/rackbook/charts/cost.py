@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 if TYPE_CHECKING:
@@ -31,28 +31,23 @@ def mixes_of_one_revenue(line: pl.DataFrame, mix: pl.DataFrame, *, subtitle: str
     revenue = line["usd_per_gpu_hour"][0]
     x = _share_axis(theme.x, "cache_miss_share_percent", line, mix)
     y = _share_axis(theme.y, "output_share_percent", line, mix)
-    tooltip = theme.tooltip(*shares, "usd_per_gpu_hour")
-    curve = (
-        alt.Chart(line)
-        .mark_line(color=theme.BLUE)
-        .encode(x=x, y=y, strokeDash=theme.origin_dash(line["origin"].unique().to_list()), tooltip=tooltip)
-    )
-    drawn = (*shares, "usd_per_gpu_hour", "origin", "source")
-    named = pl.concat([line.head(1), line.tail(1), mix], how="diagonal").select(drawn)
+    shown = (*shares, "usd_per_gpu_hour")
+    curve = layers.lines(line, x, y, shown, color=theme.BLUE)
+    named = pl.concat([line.head(1), line.tail(1), mix], how="diagonal").select(*shown, "origin", "source")
     ends = [_share_words(row) for row in named.head(2).to_dicts()]
     example = f"example mix, {named['usd_per_gpu_hour'][2]:,.2f} USD"
     named = named.with_columns(pl.Series("label", [*ends, example]))
     dots = (
         alt.Chart(named)
         .mark_point(color=theme.BLUE, stroke=theme.BLUE, strokeWidth=2, filled=True, size=80, opacity=1)
-        .encode(x=x, y=y, shape=theme.origin_shape(named["origin"].unique().to_list()), tooltip=tooltip)
+        .encode(x=x, y=y, shape=theme.origin_shape(named["origin"]), tooltip=theme.tooltip(*shown))
     )
     words = [
         alt.Chart(rows)
         .mark_text(align=align, dx=dx, dy=-10, color=theme.INK, **outline)
         .encode(x=x, y=y, text="label:N")
         for rows, align, dx in ((named[[0, 2]], "left", 8), (named[[1]], "right", 20))
-        for outline in ({"stroke": "white", "strokeWidth": 4}, {})
+        for outline in layers.OUTLINED
     ]
     return alt.layer(curve, dots, *words).properties(
         name="mixes_of_one_revenue",
@@ -76,23 +71,10 @@ def revenue_by_output_share(lines: pl.DataFrame, revenue: pl.DataFrame, *, subti
     require(revenue, ("usd_per_gpu_hour", "origin", "source"), "revenue_by_output_share revenue")
     x = theme.x("output_share_percent", scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=6))
     y = theme.y("usd_per_gpu_hour", scale=alt.Scale(domainMin=0))
-    origins = sorted({*lines["origin"], *revenue["origin"]})
-    curves = (
-        alt.Chart(lines)
-        .mark_line()
-        .encode(
-            x=x,
-            y=y,
-            color=_hit_rate_color(),
-            strokeDash=theme.origin_dash(origins),
-            tooltip=theme.tooltip("input_hit_rate_percent", "output_share_percent", "usd_per_gpu_hour"),
-        )
-    )
-    rule = (
-        alt.Chart(revenue)
-        .mark_rule(color=theme.VERMILLION, strokeWidth=1.5)
-        .encode(y=y, strokeDash=theme.origin_dash(origins), tooltip=theme.tooltip("usd_per_gpu_hour"))
-    )
+    dash = theme.origin_dash([*lines["origin"], *revenue["origin"]])
+    shown = ("input_hit_rate_percent", "output_share_percent", "usd_per_gpu_hour")
+    curves = layers.lines(lines, x, y, shown, color=_hit_rate_color(), dash=dash)
+    rule = layers.rules(revenue, y, ("usd_per_gpu_hour",), color=theme.VERMILLION, width=1.5, dash=dash)
     words = (
         alt.Chart(revenue.with_columns(pl.lit(lines["output_share_percent"].max()).alias("output_share_percent")))
         .mark_text(align="right", dy=-7, color=theme.VERMILLION, fontSize=11)
@@ -148,27 +130,14 @@ def break_even_throughput(lines: pl.DataFrame, now: pl.DataFrame, *, subtitle: s
     x = theme.x("gpu_hour_cost_usd", scale=alt.Scale(domainMin=0))
     most = max(lines["total_tok_per_s_per_gpu"].max(), now["total_tok_per_s_per_gpu"].max())
     y = theme.y("total_tok_per_s_per_gpu", scale=alt.Scale(domain=[0, 1.1 * most]), axis=alt.Axis(format=",.0f"))
-    curves = (
-        alt.Chart(lines)
-        .mark_line()
-        .encode(
-            x=x,
-            y=y,
-            color=_hit_rate_color(),
-            strokeDash=theme.origin_dash(lines["origin"].unique().to_list()),
-            tooltip=theme.tooltip("input_hit_rate_percent", "gpu_hour_cost_usd", "total_tok_per_s_per_gpu"),
-        )
-    )
+    shown = ("input_hit_rate_percent", "gpu_hour_cost_usd", "total_tok_per_s_per_gpu")
+    curves = layers.lines(lines, x, y, shown, color=_hit_rate_color())
     dot = (
         alt.Chart(now)
         .mark_point(shape="stroke", stroke=theme.VERMILLION, strokeWidth=3, size=120, opacity=1)
         .encode(x=x, y=y, tooltip=theme.tooltip("gpu_hour_cost_usd", "total_tok_per_s_per_gpu"))
     )
-    words = (
-        alt.Chart(now)
-        .mark_text(align="left", dx=12, color=theme.VERMILLION, fontSize=11)
-        .encode(x=x, y=y, text=alt.Text("total_tok_per_s_per_gpu:Q", format=",.0f"))
-    )
+    words = layers.numbers(now, x, y, "total_tok_per_s_per_gpu", ",.0f", dx=12, color=theme.VERMILLION, font_size=11)
     return (curves + dot + words).properties(
         name="break_even_throughput",
         title=theme.headline("Throughput at which a GPU-hour earns what it costs: below its line it loses", subtitle),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 _LADDER = {
@@ -49,34 +49,22 @@ def sync_waited_for_and_hidden(split: pl.DataFrame, *, subtitle: str) -> alt.Lay
     """
     require(split, ("stage", "sync_part", "dp_sync_ms", "origin", "source", "formula"), "sync_waited_for_and_hidden")
     parts = ["waited for", "either", "hidden"]
-    ordered = split.with_columns(
-        pl.col("sync_part").replace_strict({part: i for i, part in enumerate(parts)}).alias("part_order")
-    ).sort(pl.col("stage").replace_strict({"before": 0, "after": 1}), "part_order")
-    ordered = ordered.with_columns(
-        (pl.col("dp_sync_ms").cum_sum().over("stage") - pl.col("dp_sync_ms") / 2).alias("middle_ms")
+    ordered = (
+        split.with_columns(layers.place("sync_part", parts).alias("part_order"))
+        .sort(layers.place("stage", _STAGES), "part_order")
+        .with_columns(layers.middle("dp_sync_ms", over="stage").alias("middle_ms"))
     )
     y = alt.Y("stage:N", title=title("stage"), sort=_STAGES)
-    bars = (
-        alt.Chart(ordered)
-        .mark_bar()
-        .encode(
-            x=theme.x("dp_sync_ms", stack="zero"),
-            y=y,
-            color=theme.entity_color("sync_part", parts),
-            order="part_order:O",
-            tooltip=theme.tooltip("stage", "sync_part", "dp_sync_ms", "formula"),
-        )
+    bars = layers.stacked_bars(
+        ordered,
+        theme.x("dp_sync_ms", stack="zero"),
+        y,
+        "part_order",
+        ("stage", "sync_part", "dp_sync_ms", "formula"),
+        color=theme.entity_color("sync_part", parts),
     )
-    dots = (
-        alt.Chart(ordered)
-        .mark_point(filled=True, color=theme.INK, size=50, opacity=1)
-        .encode(x="middle_ms:Q", y=y, shape=theme.origin_shape(split["origin"].unique().to_list()))
-    )
-    numbers = (
-        alt.Chart(ordered)
-        .mark_text(color=theme.INK, dy=14)
-        .encode(x="middle_ms:Q", y=y, text=alt.Text("dp_sync_ms:Q", format=".2f"))
-    )
+    dots = layers.origin_marks(ordered, "middle_ms:Q", y)
+    numbers = layers.numbers(ordered, "middle_ms:Q", y, "dp_sync_ms", ".2f", dy=14)
     hidden = split.filter((pl.col("stage") == "before") & (pl.col("sync_part") == "hidden"))["dp_sync_ms"].sum()
     total = split.filter(pl.col("stage") == "before")["dp_sync_ms"].sum()
     return (bars + dots + numbers).properties(
@@ -99,31 +87,11 @@ def step_by_sync(curves: pl.DataFrame, points: pl.DataFrame, *, subtitle: str) -
     points = points.drop_nulls(["dp_sync_ms", "step_ms"])
     readings = curves["reading"].unique(maintain_order=True).to_list()
     x, y = theme.x("dp_sync_ms"), theme.y("step_ms", scale=alt.Scale(zero=False, padding=20))
-    lines = (
-        alt.Chart(curves)
-        .mark_line()
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color(
-                "reading:N",
-                title=title("reading"),
-                scale=alt.Scale(domain=readings, range=[theme.VERMILLION, theme.PURPLE]),
-            ),
-            strokeDash=theme.origin_dash(curves["origin"].unique().to_list()),
-            tooltip=theme.tooltip("reading", "dp_sync_ms", "step_ms", "formula"),
-        )
+    color = alt.Color(
+        "reading:N", title=title("reading"), scale=alt.Scale(domain=readings, range=[theme.VERMILLION, theme.PURPLE])
     )
-    dots = (
-        alt.Chart(points)
-        .mark_point(filled=True, size=90, opacity=1, color=theme.INK)
-        .encode(
-            x=x,
-            y=y,
-            shape=theme.origin_shape(points["origin"].unique().to_list()),
-            tooltip=theme.tooltip("stage", "dp_sync_ms", "step_ms", "fix"),
-        )
-    )
+    lines = layers.lines(curves, x, y, ("reading", "dp_sync_ms", "step_ms", "formula"), color=color)
+    dots = layers.points(points, x, y, ("stage", "dp_sync_ms", "step_ms", "fix"), color=theme.INK)
     labels = alt.Chart(points).mark_text(dy=-14, color=theme.INK).encode(x=x, y=y, text="stage:N")
     return (lines + dots + labels).properties(
         name="step_by_sync",
@@ -148,32 +116,10 @@ def sync_by_ranks(growth: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     ticks = sorted(curves["num_ranks"].unique().to_list())
     x = theme.x("num_ranks", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=ticks))
     y = theme.y("dp_sync_ms", scale=alt.Scale(domainMin=0))
-    lines = (
-        alt.Chart(curves)
-        .mark_line()
-        .encode(
-            x=x,
-            y=y,
-            color=theme.entity_color("growth_law", laws),
-            strokeDash=theme.origin_dash(curves["origin"].unique().to_list()),
-            tooltip=theme.tooltip("growth_law", "num_ranks", "dp_sync_ms", "num_hops", "formula"),
-        )
-    )
-    dots = (
-        alt.Chart(points)
-        .mark_point(filled=True, size=90, opacity=1, color=theme.INK)
-        .encode(
-            x=x,
-            y=y,
-            shape=theme.origin_shape(points["origin"].unique().to_list()),
-            tooltip=theme.tooltip("stage", "num_ranks", "dp_sync_ms"),
-        )
-    )
-    labels = (
-        alt.Chart(points)
-        .mark_text(dy=-12, dx=-6, align="right", color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("dp_sync_ms:Q", format=".1f"))
-    )
+    shown = ("growth_law", "num_ranks", "dp_sync_ms", "num_hops", "formula")
+    lines = layers.lines(curves, x, y, shown, color=theme.entity_color("growth_law", laws))
+    dots = layers.points(points, x, y, ("stage", "num_ranks", "dp_sync_ms"), color=theme.INK)
+    labels = layers.numbers(points, x, y, "dp_sync_ms", ".1f", dx=-6, dy=-12)
     return (lines + dots + labels).properties(
         name="sync_by_ranks",
         title=theme.headline("Twice the ranks: twice the time by a ring, one more hop by doubling", subtitle),
@@ -193,13 +139,13 @@ def burst_trade(trade: pl.DataFrame, *, published_cap: int, subtitle: str) -> al
         ("admission_cost", "cap", "step_max_ms", "delay_p50_ms", "delay_max_ms", "origin", "source"),
         "burst_trade",
     )
-    costs = [cost for cost in _COSTS if cost in trade["admission_cost"].unique().to_list()]
+    costs = theme.drawn(trade["admission_cost"], _COSTS)
     x = theme.x("delay_max_ms", scale=alt.Scale(type="log", nice=False, padding=30), axis=alt.Axis(values=_LOG_TICKS))
     y = theme.y("step_max_ms", scale=alt.Scale(type="log", padding=12), axis=alt.Axis(values=_LOG_TICKS))
     base = alt.Chart(trade).encode(x=x, y=y, color=theme.entity_color("admission_cost", costs))
     lines = base.mark_line(strokeWidth=1, opacity=0.6).encode(order="step_max_ms:Q")
     dots = base.mark_point(filled=True, size=70, opacity=1).encode(
-        shape=theme.origin_shape(trade["origin"].unique().to_list()),
+        shape=theme.origin_shape(trade["origin"]),
         tooltip=theme.tooltip("admission_cost", "cap", "step_max_ms", "delay_p50_ms", "delay_max_ms"),
     )
     labels = base.mark_text(dx=13, dy=-5, align="left", color=theme.INK, fontSize=10).encode(
@@ -250,7 +196,7 @@ def _cap_finding(sweep: pl.DataFrame, published_cap: int) -> str:
 def _statistic_by_cap(sweep: pl.DataFrame, what: str, published_cap: int) -> alt.FacetChart:
     low, mid, high = (f"{what}_{statistic}_ms" for statistic in ("p50", "p99", "max"))
     caps = sweep["cap"].unique(maintain_order=True).to_list()
-    costs = [cost for cost in _COSTS if cost in sweep["admission_cost"].unique().to_list()]
+    costs = theme.drawn(sweep["admission_cost"], _COSTS)
     x = alt.X("cap:N", title=title("cap"), sort=caps, axis=alt.Axis(labelAngle=0))
     # One title for both layers: Vega-Lite joins the titles of a shared axis unless they are the same.
     axis_title = f"{title(mid)}, log scale"
@@ -269,7 +215,7 @@ def _statistic_by_cap(sweep: pl.DataFrame, what: str, published_cap: int) -> alt
     )
     tails = base.mark_point(filled=True, size=55, opacity=1).encode(
         y=alt.Y(f"{mid}:Q", title=axis_title, scale=scale, axis=axis),
-        shape=theme.origin_shape(sweep["origin"].unique().to_list()),
+        shape=theme.origin_shape(sweep["origin"]),
         tooltip=theme.tooltip(
             "arrivals", "admission_cost", "cap", low, mid, f"{what}_p99_low_ms", f"{what}_p99_high_ms", high
         ),
@@ -289,7 +235,7 @@ def _metric(group: pl.DataFrame, name: str) -> alt.LayerChart:
     )
     stems = base.mark_rule(strokeWidth=3, opacity=0.5).encode(x2=alt.datum(0))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
-        shape=theme.origin_shape(group["origin"].unique().to_list()),
+        shape=theme.origin_shape(group["origin"]),
         tooltip=theme.tooltip("cause", "fix", "stage", name),
     )
     numbers = base.mark_text(dy=-11, align="center", color=theme.INK, fontSize=10).encode(

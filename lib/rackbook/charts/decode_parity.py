@@ -7,8 +7,8 @@ import math
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
-from rackbook.tables import require, title
+from rackbook.charts import layers, theme
+from rackbook.tables import require
 
 
 def throughput_ratio_by_batch(
@@ -98,11 +98,11 @@ def step_time_by_batch(steps: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     base = alt.Chart(ordered).encode(x=x, y=y)
     line = base.mark_line(color=theme.ENTITY_COLORS["vLLM"], strokeWidth=1, opacity=0.6)
     dots = base.mark_point(color=theme.ENTITY_COLORS["vLLM"], filled=True, size=80).encode(
-        shape=theme.origin_shape(ordered["origin"].unique().to_list()),
-        opacity=alt.Opacity("stable:N", title=title("stable"), scale=alt.Scale(domain=[True, False], range=[1, 0.3])),
+        shape=theme.origin_shape(ordered["origin"]),
+        opacity=theme.stable_opacity(),
         tooltip=theme.tooltip(*names),
     )
-    numbers = base.mark_text(dy=-12, color=theme.INK).encode(text=alt.Text("step_ms:Q", format=".1f"))
+    numbers = layers.numbers(ordered, x, y, "step_ms", ".1f", dy=-12)
     first, last = ordered.row(0, named=True), ordered.row(-1, named=True)
     return (line + dots + numbers).properties(
         name="step_time_by_batch",
@@ -115,13 +115,9 @@ def step_time_by_batch(steps: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
 
 
 def _measured(curve: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:
-    base = alt.Chart(curve).encode(x=x, y=y)
-    line = base.mark_line(color=theme.VERMILLION, strokeWidth=1, opacity=0.6)
-    dots = base.mark_point(color=theme.VERMILLION, filled=True, size=80, opacity=1).encode(
-        shape=theme.origin_shape(curve["origin"].unique().to_list()),
-        tooltip=theme.tooltip("batch_size", "throughput_ratio", "throughput_difference_percent"),
-    )
-    return line + dots
+    line = alt.Chart(curve).mark_line(color=theme.VERMILLION, strokeWidth=1, opacity=0.6).encode(x=x, y=y)
+    shown = ("batch_size", "throughput_ratio", "throughput_difference_percent")
+    return line + layers.points(curve, x, y, shown, color=theme.VERMILLION, size=80)
 
 
 def _percent(ratio: float) -> str:

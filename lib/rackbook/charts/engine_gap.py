@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 _PARTS = ["GPU", "gap"]
@@ -22,31 +22,26 @@ def step_parts(parts: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     require(parts, ("ep_size", "step_part", "part_ms", "bound", "origin", "source", "formula"), "step_parts")
     sign = {"exactly": "", "at most": "≤ ", "at least": "≥ "}
     labels = [f"{sign[bound]}{value:.2f}" for bound, value in parts.select("bound", "part_ms").iter_rows()]
-    ordered = parts.with_columns(
-        pl.col("step_part").replace_strict({part: i for i, part in enumerate(_PARTS)}).alias("part_order"),
-        pl.Series("part_label", labels),
-    ).sort("ep_size", "part_order")
-    ordered = ordered.with_columns(
-        (pl.col("part_ms").cum_sum().over("ep_size") - pl.col("part_ms") / 2).alias("middle")
+    ordered = (
+        parts.with_columns(
+            layers.place("step_part", _PARTS).alias("part_order"),
+            pl.Series("part_label", labels),
+        )
+        .sort("ep_size", "part_order")
+        .with_columns(layers.middle("part_ms", over="ep_size").alias("middle"))
     )
     y = alt.Y("ep_size:O", title=title("ep_size"))
-    bars = (
-        alt.Chart(ordered)
-        .mark_bar()
-        .encode(
-            x=theme.x("part_ms", stack="zero"),
-            y=y,
-            color=theme.entity_color("step_part", _PARTS),
-            order="part_order:O",
-            tooltip=theme.tooltip("ep_size", "step_part", "part_ms", "bound", "formula"),
-        )
+    bars = layers.stacked_bars(
+        ordered,
+        theme.x("part_ms", stack="zero"),
+        y,
+        "part_order",
+        ("ep_size", "step_part", "part_ms", "bound", "formula"),
+        color=theme.entity_color("step_part", _PARTS),
     )
     present = ordered.filter(pl.col("part_ms") > 0)
-    dots = (
-        alt.Chart(present)
-        .mark_point(filled=True, color=theme.INK, size=50, opacity=1, yOffset=-8)
-        .encode(x="middle:Q", y=y, shape=theme.origin_shape(parts["origin"].unique().to_list()))
-    )
+    shape = theme.origin_shape(parts["origin"])
+    dots = layers.origin_marks(present, "middle:Q", y, y_offset=-8, shape=shape)
     numbers = alt.Chart(present).mark_text(color="white", dy=8).encode(x="middle:Q", y=y, text="part_label:N")
     wide = ordered.filter(pl.col("step_part") == "gap").row(-1, named=True)
     least = "" if wide["bound"] == "exactly" else "at least "
@@ -78,7 +73,7 @@ def gap_growth_candidates(candidates: pl.DataFrame, *, subtitle: str) -> alt.Lay
     stems = base.mark_rule(strokeWidth=3, opacity=0.5).encode(x2=alt.datum(0))
     dots = base.mark_point(filled=True, size=90, opacity=1, strokeWidth=2).encode(
         stroke=color,
-        shape=theme.origin_shape(candidates["origin"].unique().to_list()),
+        shape=theme.origin_shape(candidates["origin"]),
         tooltip=theme.tooltip("quantity", "growth_ms", "assumption", "formula"),
     )
     numbers = base.mark_text(align="left", dx=10).encode(
@@ -117,22 +112,10 @@ def gap_by_setting(gaps: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
             tooltip=theme.tooltip("setting", "gap_ms", "gap_share_percent", *bounds),
         )
     )
-    dots = (
-        alt.Chart(ends)
-        .mark_point(filled=True, size=90, opacity=1)
-        .encode(
-            x=theme.x("part_ms", scale=alt.Scale(domainMin=0)),
-            y=y,
-            color=theme.entity_color("quantity", list(_ENDS.values())),
-            shape=theme.origin_shape(["measured"]),
-            tooltip=theme.tooltip("setting", "quantity", "part_ms"),
-        )
-    )
-    labels = (
-        alt.Chart(gaps)
-        .mark_text(dy=-14, color=theme.INK)
-        .encode(x="engine_ms:Q", y=y, text=alt.Text("gap_ms:Q", format="+.2f"))
-    )
+    x = theme.x("part_ms", scale=alt.Scale(domainMin=0))
+    color = theme.entity_color("quantity", list(_ENDS.values()))
+    dots = layers.points(ends, x, y, ("setting", "quantity", "part_ms"), color=color)
+    labels = layers.numbers(gaps, "engine_ms:Q", y, "gap_ms", "+.2f", dy=-14)
     largest = gaps.sort("gap_share_percent").row(-1, named=True)
     return (spans + dots + labels).properties(
         name="gap_by_setting",

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
+from rackbook.charts.balancedness import PARTS, VALUE, cut_axis
 from rackbook.tables import column, require, title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PARTS = ("target", "draft")
-_VALUE = "balancedness_per_layer_step"
-_UNIFORM = ("part", _VALUE, "balancedness_low", "balancedness_high", "num_draws", "origin", "source")
+_UNIFORM = ("part", VALUE, "balancedness_low", "balancedness_high", "num_draws", "origin", "source")
 
 
 def balancedness_by_state(states: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
@@ -27,35 +26,35 @@ def balancedness_by_state(states: pl.DataFrame, *, subtitle: str) -> alt.LayerCh
     """
     require(
         states,
-        ("part", "balance_of", _VALUE, "busiest_to_mean", "origin", "source"),
+        ("part", "balance_of", VALUE, "busiest_to_mean", "origin", "source"),
         "balancedness_by_state",
     )
-    parts = _drawn_parts(states)
+    parts = theme.drawn(states["part"], PARTS)
     y = alt.Y(
         "balance_of:N",
         title=title("balance_of"),
         sort=states["balance_of"].unique(maintain_order=True).to_list(),
         axis=alt.Axis(labelLimit=240),
     )
-    offset = alt.YOffset("part:N", sort=list(parts))
-    x = theme.x(_VALUE, scale=alt.Scale(domain=[0, 1]))
+    offset = alt.YOffset("part:N", sort=parts)
+    x = theme.x(VALUE, scale=alt.Scale(domain=[0, 1]))
     color = theme.entity_color("part", parts)
     base = alt.Chart(states).encode(y=y, yOffset=offset, color=color)
     stems = base.mark_rule(strokeWidth=3, opacity=0.35).encode(x=x, x2=alt.datum(0))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
         x=x,
-        shape=theme.origin_shape(states["origin"].unique().to_list()),
-        tooltip=theme.tooltip("part", "balance_of", _VALUE, "busiest_to_mean"),
+        shape=theme.origin_shape(states["origin"]),
+        tooltip=theme.tooltip("part", "balance_of", VALUE, "busiest_to_mean"),
     )
     # the digits of a printed figure are its own; a drawn one is known to one more
     words = (
         base.transform_calculate(
-            text="datum.origin == 'published' ? datum." + _VALUE + " : format(datum." + _VALUE + ", '.3f')"
+            text="datum.origin == 'published' ? datum." + VALUE + " : format(datum." + VALUE + ", '.3f')"
         )
         .mark_text(align="right", dx=-9, dy=-8, fontSize=10)
         .encode(x=x, text="text:N")
     )
-    least = states.sort(_VALUE).row(0, named=True)
+    least = states.sort(VALUE).row(0, named=True)
     return (stems + dots + words).properties(
         name="balancedness_by_state",
         height=alt.Step(22),
@@ -82,13 +81,13 @@ def balancedness_by_size(points: pl.DataFrame, by: str, *, subtitle: str) -> alt
         scale=alt.Scale(type="log", base=2, nice=False, padding=12),
         axis=alt.Axis(values=ticks, format="d", grid=False),
     )
-    part = _drawn_parts(points)[0]
+    part = theme.drawn(points["part"], PARTS)[0]
     curve = points.filter((pl.col("part") == part) & (pl.col("origin") == "simulated")).sort(by)
     first, last = curve.row(0, named=True), curve.row(-1, named=True)
     return _curves(points, by, x).properties(
         name=f"balancedness_by_{by}",
         title=theme.headline(
-            f"By chance alone the {part} is {first[_VALUE]:.3f} balanced with {first[by]}, {last[_VALUE]:.3f} with "
+            f"By chance alone the {part} is {first[VALUE]:.3f} balanced with {first[by]}, {last[VALUE]:.3f} with "
             f"{last[by]} {column(by).label.lower()}",
             subtitle,
         ),
@@ -107,10 +106,10 @@ def balancedness_by_tokens(points: pl.DataFrame, printed: pl.DataFrame, *, subti
     require(points, ("tokens_per_request", *_UNIFORM), "balancedness_by_tokens points")
     require(
         printed,
-        ("part", _VALUE, "balancedness_low", "balancedness_high", "origin", "source"),
+        ("part", VALUE, "balancedness_low", "balancedness_high", "origin", "source"),
         "balancedness_by_tokens printed",
     )
-    parts = _drawn_parts(points)
+    parts = theme.drawn(points["part"], PARTS)
     x = theme.x(
         "tokens_per_request",
         scale=alt.Scale(domainMin=0, nice=False, padding=12),
@@ -121,20 +120,18 @@ def balancedness_by_tokens(points: pl.DataFrame, printed: pl.DataFrame, *, subti
         .mark_rect(opacity=0.18)
         .encode(y="balancedness_low:Q", y2="balancedness_high:Q", color=theme.entity_color("part", parts))
     )
-    lines = (
-        alt.Chart(printed)
-        .mark_rule(strokeWidth=1)
-        .encode(
-            y=_y(),
-            color=theme.entity_color("part", parts),
-            strokeDash=theme.origin_dash(["published", "modelled"]),
-            tooltip=theme.tooltip("part", _VALUE, "balancedness_low", "balancedness_high"),
-        )
+    lines = layers.rules(
+        printed,
+        cut_axis(),
+        ("part", VALUE, "balancedness_low", "balancedness_high"),
+        color=theme.entity_color("part", parts),
+        width=1,
+        dash=theme.origin_dash(["published", "modelled"]),
     )
     inside = (
         points.filter(pl.col("origin") == "modelled")
         .join(printed.select("part", low="balancedness_low", high="balancedness_high"), on="part")
-        .filter(pl.col(_VALUE).is_between("low", "high"))
+        .filter(pl.col(VALUE).is_between("low", "high"))
         .sort("tokens_per_request")
     )
     fits = [
@@ -158,11 +155,11 @@ def balancedness_of_draws(draws: pl.DataFrame, means: pl.DataFrame, *, subtitle:
     names = ("part", "balancedness_low", "balancedness_high", "share_of_draws_percent", "num_draws", "origin", "source")
     require(draws, names, "balancedness_of_draws draws")
     require(means, _UNIFORM, "balancedness_of_draws means")
-    parts = _drawn_parts(draws)
+    parts = theme.drawn(draws["part"], PARTS)
     color = theme.entity_color("part", parts)
-    x = theme.x(_VALUE, scale=alt.Scale(zero=False, nice=False, padding=8))
+    x = theme.x(VALUE, scale=alt.Scale(zero=False, nice=False, padding=8))
     bars = (
-        alt.Chart(draws.with_columns(pl.col("balancedness_low").alias(_VALUE)))
+        alt.Chart(draws.with_columns(pl.col("balancedness_low").alias(VALUE)))
         .mark_bar(opacity=0.55, stroke="white", strokeWidth=0.3)
         .encode(
             x=x,
@@ -176,20 +173,12 @@ def balancedness_of_draws(draws: pl.DataFrame, means: pl.DataFrame, *, subtitle:
         )
     )
     mean = means.filter(pl.col("origin") == "simulated")
-    rules = (
-        alt.Chart(mean)
-        .mark_rule(strokeWidth=2)
-        .encode(
-            x=x,
-            color=color,
-            strokeDash=theme.origin_dash(["simulated"]),
-            tooltip=theme.tooltip("part", _VALUE, "balancedness_low", "balancedness_high", "num_draws"),
-        )
-    )
+    shown = ("part", VALUE, "balancedness_low", "balancedness_high", "num_draws")
+    rules = layers.rules(mean, x, shown, color=color, width=2, dash=theme.origin_dash(["simulated"]))
     words = (
         alt.Chart(mean)
         .mark_text(align="left", dx=4, y=-4, fontSize=10)
-        .encode(x=x, color=color, text=alt.Text(f"{_VALUE}:Q", format=".3f"))
+        .encode(x=x, color=color, text=alt.Text(f"{VALUE}:Q", format=".3f"))
     )
     spans = [
         f"{bins['balancedness_low'].min():.2f} to {bins['balancedness_high'].max():.2f} ({part})"
@@ -211,7 +200,7 @@ def load_by_place(order: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     """
     names = ("part", "load_place", "load_to_mean", "load_to_mean_low", "load_to_mean_high", "num_draws")
     require(order, (*names, "origin", "source"), "load_by_place")
-    parts = _drawn_parts(order)
+    parts = theme.drawn(order["part"], PARTS)
     color = theme.entity_color("part", parts)
     x = theme.x("load_place", scale=alt.Scale(domainMin=0, nice=False, padding=8), axis=alt.Axis(tickMinStep=1))
     y = theme.y("load_to_mean", scale=alt.Scale(zero=False))
@@ -220,17 +209,7 @@ def load_by_place(order: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         .mark_area(opacity=0.15)
         .encode(x=x, y="load_to_mean_low:Q", y2="load_to_mean_high:Q", color=color)
     )
-    dots = (
-        alt.Chart(order)
-        .mark_point(filled=True, size=40, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=theme.origin_shape(order["origin"].unique().to_list()),
-            tooltip=theme.tooltip(*names),
-        )
-    )
+    dots = layers.points(order, x, y, names, color=color, size=40)
     busiest = order.filter(pl.col("load_place") == 1)
     excess = ", ".join(f"{100 * (row['load_to_mean'] - 1):.1f} % ({row['part']})" for row in busiest.to_dicts())
     return (band + dots).properties(
@@ -240,7 +219,7 @@ def load_by_place(order: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
 
 
 def _curves(points: pl.DataFrame, by: str, x: alt.X) -> alt.LayerChart:
-    parts = _drawn_parts(points)
+    parts = theme.drawn(points["part"], PARTS)
     color = theme.entity_color("part", parts)
     drawn = points.filter(pl.col("origin") == "simulated").sort(by)
     formula = points.filter(pl.col("origin") == "modelled").sort(by)
@@ -249,35 +228,12 @@ def _curves(points: pl.DataFrame, by: str, x: alt.X) -> alt.LayerChart:
         .mark_area(opacity=0.2)
         .encode(x=x, y="balancedness_low:Q", y2="balancedness_high:Q", color=color)
     )
-    line = (
-        alt.Chart(formula)
-        .mark_line(strokeWidth=1.5)
-        .encode(
-            x=x,
-            y=_y(),
-            color=color,
-            strokeDash=theme.origin_dash(["published", "modelled"] if by == "tokens_per_request" else ["modelled"]),
-            tooltip=theme.tooltip("part", by, _VALUE),
-        )
-    )
-    dots = (
-        alt.Chart(drawn)
-        .mark_point(filled=True, size=45, opacity=1)
-        .encode(
-            x=x,
-            y=_y(),
-            color=color,
-            shape=theme.origin_shape(["simulated"]),
-            tooltip=theme.tooltip("part", by, _VALUE, "balancedness_low", "balancedness_high", "num_draws"),
-        )
-    )
+    y = cut_axis()
+    dash = theme.origin_dash(["published", "modelled"] if by == "tokens_per_request" else ["modelled"])
+    line = layers.lines(formula, x, y, ("part", by, VALUE), color=color, dash=dash, width=1.5)
+    shown = ("part", by, VALUE, "balancedness_low", "balancedness_high", "num_draws")
+    dots = layers.points(drawn, x, y, shown, color=color, size=45, shape=theme.origin_shape(["simulated"]))
     return band + line + dots
-
-
-def _y() -> alt.Y:
-    # the title is longer than the axis is high, so it lies above
-    above = alt.Axis(titleAngle=0, titleAlign="left", titleX=-36, titleY=-12)
-    return theme.y(_VALUE, scale=alt.Scale(zero=False), axis=above)
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -285,7 +241,3 @@ def _listed(numbers: Sequence[int]) -> str:
         return "no number of"
     *others, last = map(str, numbers)
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def _drawn_parts(frame: pl.DataFrame) -> Sequence[str]:
-    return [part for part in _PARTS if part in frame["part"]]

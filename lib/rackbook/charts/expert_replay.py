@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
+from rackbook.charts.balancedness import PARTS, VALUE, cut_axis
 from rackbook.tables import require
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_PARTS = ("target", "draft")
-_VALUE = "balancedness_per_layer_step"
 _SWEPT = ("part", "before", "after", "uniform_balancedness", "origin", "source")
-_PRINTED = ("part", "balance_of", _VALUE, "origin", "source")
+_PRINTED = ("part", "balance_of", VALUE, "origin", "source")
 _WITHOUT, _WITH = "as routed, without EPLB", "as routed, with EPLB"
 
 
@@ -39,10 +33,10 @@ def balancedness_over_steps(
     )
     require(states, _PRINTED, "balancedness_over_steps states")
     printed = states.filter(pl.col("balance_of").is_in([_WITHOUT, _WITH]) & (pl.col("origin") == "published"))
-    parts = _drawn_parts(course)
+    parts = theme.drawn(course["part"], PARTS)
     color = theme.entity_color("balance_of", [_WITHOUT, _WITH])
     x = theme.x("step", scale=alt.Scale(domainMin=0, nice=False), axis=alt.Axis(tickCount=6, grid=False))
-    y = theme.y(_VALUE, scale=alt.Scale(domain=[0, 1]))
+    y = theme.y(VALUE, scale=alt.Scale(domain=[0, 1]))
     panels = []
     for part in parts:
         rows = course.filter(pl.col("part") == part)
@@ -54,7 +48,7 @@ def balancedness_over_steps(
                 y=y,
                 color=color,
                 strokeDash=theme.origin_dash(["published", "simulated"]),
-                tooltip=theme.tooltip("part", "balance_of", "step", _VALUE, "window_steps"),
+                tooltip=theme.tooltip("part", "balance_of", "step", VALUE, "window_steps"),
             )
         )
         rules = (
@@ -64,7 +58,7 @@ def balancedness_over_steps(
                 y=y,
                 color=color,
                 strokeDash=theme.origin_dash(["published", "simulated"]),
-                tooltip=theme.tooltip("part", "balance_of", _VALUE),
+                tooltip=theme.tooltip("part", "balance_of", VALUE),
             )
         )
         marks = (
@@ -75,7 +69,7 @@ def balancedness_over_steps(
         panels.append((lines + rules + marks).properties(width=300, height=280, title=part))
     found = {
         part: course.filter((pl.col("part") == part) & (pl.col("balance_of") == _WITH))
-        .drop_nulls("window_steps")[_VALUE]
+        .drop_nulls("window_steps")[VALUE]
         .mean()
         for part in parts
     }
@@ -97,32 +91,19 @@ def balancedness_by_memory(points: pl.DataFrame, states: pl.DataFrame, *, subtit
     require(points, ("memory_steps", *_SWEPT), "balancedness_by_memory points")
     require(states, _PRINTED, "balancedness_by_memory states")
     x = theme.x("memory_steps", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s", grid=False, tickCount=4))
-    y = _tall_y()
-    parts = _drawn_parts(points)
+    y = cut_axis()
+    parts = theme.drawn(points["part"], PARTS)
     color = theme.entity_color("part", parts)
-    rows = points.with_columns(pl.col("after").alias(_VALUE)).sort("memory_steps")
+    rows = points.with_columns(pl.col("after").alias(VALUE)).sort("memory_steps")
     printed = states.filter((pl.col("balance_of") == _WITH) & pl.col("part").is_in(parts))
     dash = theme.origin_dash(["published", "simulated"])
     lines = alt.Chart(rows).mark_line(strokeWidth=1.5).encode(x=x, y=y, color=color, strokeDash=dash)
-    dots = (
-        alt.Chart(rows)
-        .mark_point(filled=True, size=60, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=theme.origin_shape(["simulated"]),
-            tooltip=theme.tooltip("part", "memory_steps", "before", "after", "uniform_balancedness"),
-        )
-    )
-    rules = (
-        alt.Chart(printed)
-        .mark_rule(strokeWidth=1)
-        .encode(y=y, color=color, strokeDash=dash, tooltip=theme.tooltip("part", "balance_of", _VALUE))
-    )
+    shown = ("part", "memory_steps", "before", "after", "uniform_balancedness")
+    dots = layers.points(rows, x, y, shown, color=color, size=60, shape=theme.origin_shape(["simulated"]))
+    rules = layers.rules(printed, y, ("part", "balance_of", VALUE), color=color, width=1, dash=dash)
     needed = []
     for part in parts:
-        value = printed.filter(pl.col("part") == part)[_VALUE].item()
+        value = printed.filter(pl.col("part") == part)[VALUE].item()
         reached = rows.filter((pl.col("part") == part) & (pl.col("after") >= value - 0.005))
         least = f"{reached['memory_steps'].min():,.0f}" if reached.height else "more"
         needed.append(f"{least} steps ({part})")
@@ -141,8 +122,8 @@ def balancedness_by_redundancy(points: pl.DataFrame, *, subtitle: str) -> alt.La
     """
     require(points, ("redundant_per_rank", "balancedness_bound", *_SWEPT), "balancedness_by_redundancy")
     x = theme.x("redundant_per_rank", scale=alt.Scale(nice=False, padding=12), axis=alt.Axis(tickMinStep=1, grid=False))
-    parts = _drawn_parts(points)
-    rows = points.with_columns(pl.col("after").alias(_VALUE)).sort("redundant_per_rank")
+    parts = theme.drawn(points["part"], PARTS)
+    rows = points.with_columns(pl.col("after").alias(VALUE)).sort("redundant_per_rank")
     none = rows.filter(pl.col("redundant_per_rank") == rows["redundant_per_rank"].min())
     told = ", ".join(
         f"{row['balancedness_bound']:.2f} ({part})"
@@ -172,7 +153,7 @@ def balancedness_by_ep_size(points: pl.DataFrame, *, subtitle: str) -> alt.Layer
         scale=alt.Scale(type="log", base=2, nice=False, padding=12),
         axis=alt.Axis(values=sizes, format="d", grid=False),
     )
-    rows = points.with_columns(pl.col("after").alias(_VALUE)).sort("num_ranks")
+    rows = points.with_columns(pl.col("after").alias(VALUE)).sort("num_ranks")
     last = rows.filter(pl.col("num_ranks") == sizes[-1])
     gains = ", ".join(f"{row['before']:.2f} → {row['after']:.2f} ({row['part']})" for row in last.to_dicts())
     return _against(rows, x, "num_ranks", {"before": "without EPLB", "uniform_balancedness": "uniform"}).properties(
@@ -190,31 +171,22 @@ def balancedness_by_window(points: pl.DataFrame, *, subtitle: str) -> alt.LayerC
     """
     names = ("part", "window_steps", "interval_steps", "after", "rearrangements_per_1000_steps", "origin", "source")
     require(points, names, "balancedness_by_window")
-    rows = points.with_columns(pl.col("after").alias(_VALUE)).sort("window_steps", "interval_steps")
+    rows = points.with_columns(pl.col("after").alias(VALUE)).sort("window_steps", "interval_steps")
     intervals = sorted(rows["interval_steps"].unique())
     x = theme.x(
         "interval_steps",
         scale=alt.Scale(type="log", nice=False, domain=[intervals[0] / 2.5, intervals[-1] * 1.3]),
         axis=alt.Axis(values=intervals, format=",d", grid=False),
     )
-    y = _tall_y()
-    color = theme.entity_color("part", _drawn_parts(points))
+    y = cut_axis()
+    color = theme.entity_color("part", theme.drawn(points["part"], PARTS))
     lines = (
         alt.Chart(rows)
         .mark_line(strokeWidth=1.5)
         .encode(x=x, y=y, color=color, detail="window_steps:N", strokeDash=theme.origin_dash(["simulated"]))
     )
-    dots = (
-        alt.Chart(rows)
-        .mark_point(filled=True, size=50, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=theme.origin_shape(["simulated"]),
-            tooltip=theme.tooltip("part", "window_steps", "interval_steps", "after", "rearrangements_per_1000_steps"),
-        )
-    )
+    shape = theme.origin_shape(["simulated"])
+    dots = layers.points(rows, x, y, names[:5], color=color, size=50, shape=shape)
     first = rows.filter(pl.col("interval_steps") == intervals[0])
     words = (
         alt.Chart(first.with_columns(window=pl.format("window {}", "window_steps")))
@@ -240,50 +212,29 @@ def cost_by_balancedness(cost: pl.DataFrame, states: pl.DataFrame, *, subtitle: 
         states: part, balance_of, balancedness_per_layer_step, origin, source; the target's printed rows are marked.
         subtitle: hardware, model and load of the printed times.
     """
-    require(
-        cost, (_VALUE, "cost_reading", "extra_ms", "extra_percent", "origin", "source"), "cost_by_balancedness cost"
-    )
+    require(cost, (VALUE, "cost_reading", "extra_ms", "extra_percent", "origin", "source"), "cost_by_balancedness cost")
     require(states, _PRINTED, "cost_by_balancedness states")
     readings = cost["cost_reading"].unique(maintain_order=True).to_list()
     color = theme.entity_color("cost_reading", readings)
-    x = theme.x(_VALUE, scale=alt.Scale(domain=[cost[_VALUE].min(), 1], nice=False))
-    lines = (
-        alt.Chart(cost.sort(_VALUE))
-        .mark_line(strokeWidth=2)
-        .encode(x=x, y=theme.y("extra_ms"), color=color, strokeDash=theme.origin_dash(["published", "modelled"]))
-    )
+    x = theme.x(VALUE, scale=alt.Scale(domain=[cost[VALUE].min(), 1], nice=False))
+    y = theme.y("extra_ms")
+    dash = theme.origin_dash(["published", "modelled"])
+    lines = alt.Chart(cost.sort(VALUE)).mark_line(strokeWidth=2).encode(x=x, y=y, color=color, strokeDash=dash)
     printed = states.filter((pl.col("part") == "target") & pl.col("balance_of").is_in([_WITHOUT, _WITH]))
-    marked = cost.join(printed.select(_VALUE, "balance_of"), on=_VALUE).sort(_VALUE)
-    rules = (
-        alt.Chart(printed)
-        .mark_rule(strokeWidth=1, color=theme.MUTED)
-        .encode(
-            x=x,
-            strokeDash=theme.origin_dash(["published", "modelled"]),
-            tooltip=theme.tooltip("part", "balance_of", _VALUE),
-        )
-    )
-    dots = (
-        alt.Chart(marked)
-        .mark_point(filled=True, size=80, opacity=1)
-        .encode(
-            x=x,
-            y=theme.y("extra_ms"),
-            color=color,
-            shape=theme.origin_shape(["modelled"]),
-            tooltip=theme.tooltip("balance_of", "cost_reading", _VALUE, "extra_ms", "extra_percent"),
-        )
-    )
+    marked = cost.join(printed.select(VALUE, "balance_of"), on=VALUE).sort(VALUE)
+    rules = layers.rules(printed, x, ("part", "balance_of", VALUE), color=theme.MUTED, width=1, dash=dash)
+    shown = ("balance_of", "cost_reading", VALUE, "extra_ms", "extra_percent")
+    dots = layers.points(marked, x, y, shown, color=color, size=80, shape=theme.origin_shape(["modelled"]))
     words = (
-        alt.Chart(marked.filter(pl.col(_VALUE) == marked[_VALUE].min()))
+        alt.Chart(marked.filter(pl.col(VALUE) == marked[VALUE].min()))
         .mark_text(align="right", dx=-8, dy=4, fontSize=10)
-        .encode(x=x, y=theme.y("extra_ms"), text=alt.Text("extra_ms:Q", format=".1f"))
+        .encode(x=x, y=y, text=alt.Text("extra_ms:Q", format=".1f"))
     )
-    worst = marked.filter(pl.col(_VALUE) == marked[_VALUE].min())["extra_ms"]
+    worst = marked.filter(pl.col(VALUE) == marked[VALUE].min())["extra_ms"]
     return (rules + lines + dots + words).properties(
         name="cost_by_balancedness",
         title=theme.headline(
-            f"A balancedness of {marked[_VALUE].min():g} costs {worst.max():.1f} ms if all of the MoE time waits, "
+            f"A balancedness of {marked[VALUE].min():g} costs {worst.max():.1f} ms if all of the MoE time waits, "
             f"{worst.min():.1f} ms if part of it",
             subtitle,
         ),
@@ -304,7 +255,7 @@ def expert_loads_by_place(places: pl.DataFrame, *, subtitle: str) -> alt.LayerCh
     )
     lines = base.mark_line(strokeWidth=1, color=theme.BLUE, opacity=0.5)
     dots = base.mark_point(filled=True, size=35, opacity=1, color=theme.BLUE).encode(
-        shape=theme.origin_shape(places["origin"].unique().to_list()),
+        shape=theme.origin_shape(places["origin"]),
         tooltip=theme.tooltip("layer", "expert_place", "expert_load_to_mean"),
     )
     busiest = places.filter(pl.col("expert_place") == 1)["expert_load_to_mean"]
@@ -316,49 +267,21 @@ def expert_loads_by_place(places: pl.DataFrame, *, subtitle: str) -> alt.LayerCh
 
 def _against(rows: pl.DataFrame, x: alt.X, by: str, references: dict[str, str]) -> alt.LayerChart:
     """Simulated points over one setting, with thin lines of what they are compared with."""
-    parts = _drawn_parts(rows)
+    parts = theme.drawn(rows["part"], PARTS)
     color = theme.entity_color("part", parts)
-    y = theme.y(_VALUE, scale=alt.Scale(domain=[0, 1]))
-    layers = []
+    y = theme.y(VALUE, scale=alt.Scale(domain=[0, 1]))
+    dash = theme.origin_dash(["modelled", "simulated"])
+    compared = []
     for name, word in references.items():
-        drawn = rows.with_columns(pl.col(name).alias(_VALUE))
+        drawn = rows.with_columns(pl.col(name).alias(VALUE))
         modelled = drawn.with_columns(pl.lit("modelled").alias("origin")) if name == "uniform_balancedness" else drawn
-        layers.append(
-            alt.Chart(modelled)
-            .mark_line(strokeWidth=1, opacity=0.8)
-            .encode(
-                x=x,
-                y=y,
-                color=color,
-                strokeDash=theme.origin_dash(["modelled", "simulated"]),
-                tooltip=theme.tooltip("part", by, name),
-            )
-        )
+        compared.append(layers.lines(modelled, x, y, ("part", by, name), color=color, dash=dash, width=1, opacity=0.8))
         first = modelled.filter(pl.col(by) == modelled[by].min())
-        layers.append(
+        compared.append(
             alt.Chart(first.head(1))
             .mark_text(align="left", dx=10, dy=22 if name == "uniform_balancedness" else -5, fontSize=10)
             .encode(x=x, y=y, color=color, text=alt.value(word))
         )
-    dots = (
-        alt.Chart(rows)
-        .mark_point(filled=True, size=60, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=theme.origin_shape(["simulated"]),
-            tooltip=theme.tooltip("part", by, "before", "after", "uniform_balancedness"),
-        )
-    )
-    return alt.layer(*layers, dots)
-
-
-def _tall_y() -> alt.Y:
-    # the title is longer than the axis is high, so it lies above
-    above = alt.Axis(titleAngle=0, titleAlign="left", titleX=-36, titleY=-12)
-    return theme.y(_VALUE, scale=alt.Scale(zero=False), axis=above)
-
-
-def _drawn_parts(frame: pl.DataFrame) -> Sequence[str]:
-    return [part for part in _PARTS if part in frame["part"]]
+    shown = ("part", by, "before", "after", "uniform_balancedness")
+    dots = layers.points(rows, x, y, shown, color=color, size=60, shape=theme.origin_shape(["simulated"]))
+    return alt.layer(*compared, dots)

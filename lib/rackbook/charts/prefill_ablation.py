@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 _K_LABEL = "format(datum.value / 1024, '~g') + 'K'"
@@ -38,14 +38,7 @@ def gain_by_new_tokens(
     shape = theme.origin_shape([*points["origin"], *total_points["origin"]])
     highest = max(points["gain_percent"].max(), totals["max_gain_percent"].max(), total_points["gain_percent"].max())
     scale = alt.Scale(domain=[0, float(highest) + 4], nice=False)
-    shown = ["fix", "new_tokens", "gain_percent"]
     placed = pl.concat([points.select(columns), total_points.select(columns)]).drop_nulls("new_tokens")
-    sizes = placed["new_tokens"].unique().sort().to_list()
-    x = theme.x(
-        "new_tokens",
-        scale=alt.Scale(type="log", base=2, nice=False, padding=24),
-        axis=alt.Axis(values=sizes, labelExpr=_K_LABEL),
-    )
     band = (
         alt.Chart(totals)
         .mark_rect(opacity=0.25, color=theme.ENTITY_COLORS[totals["fix"].item()])
@@ -57,16 +50,13 @@ def gain_by_new_tokens(
             tooltip=theme.tooltip("fix", "min_new_tokens", "max_new_tokens", "min_gain_percent", "max_gain_percent"),
         )
     )
-    text = alt.Text("gain_percent:Q", format=".1f")
 
     def marked(frame: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:
-        base = alt.Chart(frame).encode(x=x, y=y)
-        dots = base.mark_point(filled=True, size=90, opacity=1).encode(
-            color=color, shape=shape, tooltip=theme.tooltip(*shown)
-        )
-        return dots + base.mark_text(dy=-12, color=theme.INK).encode(text=text)
+        dots = layers.points(frame, x, y, ("fix", "new_tokens", "gain_percent"), color=color, shape=shape)
+        return dots + layers.numbers(frame, x, y, "gain_percent", ".1f", dy=-12)
 
-    sized = (band + marked(placed, x, theme.y("gain_percent", scale=scale))).properties(width=400)
+    y = theme.y("gain_percent", scale=scale)
+    sized = (band + marked(placed, _new_tokens_axis(placed), y)).properties(width=400)
     unsized = marked(
         points.select(columns).filter(pl.col("new_tokens").is_null()),
         alt.X("fix:N", title="number of new tokens not printed", sort=fixes, axis=alt.Axis(labels=False, ticks=False)),
@@ -97,18 +87,14 @@ def gain_by_switch(gains: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     names = ("fix", "new_tokens", "gain_percent", "switched_on_ms", "switched_off_ms", "stable")
     require(gains, (*names, "origin", "source"), "gain_by_switch")
     fixes = gains["fix"].unique(maintain_order=True).to_list()
-    x = theme.x(
-        "new_tokens",
-        scale=alt.Scale(type="log", base=2, nice=False, padding=24),
-        axis=alt.Axis(values=gains["new_tokens"].unique().sort().to_list(), labelExpr=_K_LABEL),
-    )
-    base = alt.Chart(gains).encode(x=x, y=theme.y("gain_percent"), color=theme.entity_color("fix", fixes))
+    x, y, color = _new_tokens_axis(gains), theme.y("gain_percent"), theme.entity_color("fix", fixes)
+    base = alt.Chart(gains).encode(x=x, y=y, color=color)
     dots = base.mark_point(filled=True, size=90).encode(
-        shape=theme.origin_shape(gains["origin"].unique().to_list()),
-        opacity=alt.Opacity("stable:N", title=title("stable"), scale=alt.Scale(domain=[True, False], range=[1, 0.3])),
+        shape=theme.origin_shape(gains["origin"]),
+        opacity=theme.stable_opacity(),
         tooltip=theme.tooltip(*names),
     )
-    numbers = base.mark_text(dy=-12).encode(text=alt.Text("gain_percent:Q", format="+.1f"))
+    numbers = layers.numbers(gains, x, y, "gain_percent", "+.1f", dy=-12, color=color)
     largest = gains.sort("gain_percent", maintain_order=True).row(-1, named=True)
     return (base.mark_line(strokeWidth=1, opacity=0.6) + dots + numbers).properties(
         name="gain_by_switch",
@@ -139,16 +125,14 @@ def fixes_one_after_the_other(ladder: pl.DataFrame, total: pl.DataFrame, *, subt
     bars_from = ladder.with_columns(pl.col("multiplied_gain_percent").shift(1).fill_null(0.0).alias("before_percent"))
     y = alt.Y("fix:N", title=None, sort=fixes, axis=alt.Axis(labelLimit=280))
     shown = theme.tooltip("fix", "gain_percent", "multiplied_gain_percent", "added_gain_percent", "formula")
-    base = alt.Chart(bars_from).encode(x=theme.x("multiplied_gain_percent", scale=alt.Scale(domainMin=0)), y=y)
-    steps = base.mark_bar(opacity=0.85).encode(
-        x2="before_percent:Q", color=theme.entity_color("fix", fixes).legend(None), tooltip=shown
+    x = theme.x("multiplied_gain_percent", scale=alt.Scale(domainMin=0))
+    color = theme.entity_color("fix", fixes).legend(None)
+    steps = (
+        alt.Chart(bars_from).mark_bar(opacity=0.85).encode(x=x, x2="before_percent:Q", y=y, color=color, tooltip=shown)
     )
-    dots = base.mark_point(filled=True, color=theme.INK, size=60, opacity=1).encode(
-        shape=theme.origin_shape([*ladder["origin"], *total["origin"]])
-    )
-    numbers = base.mark_text(dx=8, align="left", color=theme.INK).encode(
-        text=alt.Text("multiplied_gain_percent:Q", format=".1f")
-    )
+    shape = theme.origin_shape([*ladder["origin"], *total["origin"]])
+    dots = layers.origin_marks(bars_from, x, y, size=60, shape=shape)
+    numbers = layers.numbers(bars_from, x, y, "multiplied_gain_percent", ".1f", dx=8)
     band = (
         alt.Chart(total)
         .mark_rect(opacity=0.25, color=theme.VERMILLION)
@@ -221,9 +205,8 @@ def combined_gains(compositions: pl.DataFrame, totals: pl.DataFrame, *, subtitle
             "min_residual_points", "max_residual_points", "inside_total", "formula",
         ),
     )  # fmt: skip
-    numbers = base.mark_text(dx=8, align="left", color=theme.INK).encode(
-        x=alt.X("max_gain_percent:Q", title=_not_from_0("gain_percent")), text=alt.Text("gain_percent:Q", format=".1f")
-    )
+    ends = alt.X("max_gain_percent:Q", title=_not_from_0("gain_percent"))
+    numbers = layers.numbers(compositions, ends, y, "gain_percent", ".1f", dx=8).encode(yOffset=offset)
     met = {
         way: compositions.filter((pl.col("composition") == way) & pl.col("inside_total"))["gains_of"]
         .str.replace(" new tokens", "")
@@ -251,7 +234,7 @@ def gain_left_for_the_others(others: pl.DataFrame, *, subtitle: str) -> alt.Laye
     groups = others["gains_of"].unique(maintain_order=True).to_list()
     y = alt.Y("gains_of:N", title=title("gains_of"), sort=groups)
     color = theme.entity_color("composition", _COMPOSITIONS)
-    shape = theme.origin_shape(others["origin"].unique().to_list())
+    shape = theme.origin_shape(others["origin"])
     scale = alt.Scale(zero=False, padding=20)
     x_title = _not_from_0("other_gain_percent")
     base = alt.Chart(others).encode(y=y, yOffset=alt.YOffset("composition:N", sort=_COMPOSITIONS), color=color)
@@ -307,37 +290,25 @@ def time_per_token(times: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     parts = times["time_of"].unique(maintain_order=True).to_list()
     orders = times["reading"].unique(maintain_order=True).to_list()
     placed = times.with_columns(
-        pl.col("time_of")
-        .replace_strict({part: number for number, part in enumerate(parts)}, return_dtype=pl.Int64)
-        .alias("drawing_order"),
-        (pl.col("us_per_token").cum_sum().over("reading") - pl.col("us_per_token") / 2).alias("middle_us"),
+        layers.place("time_of", parts).alias("drawing_order"),
+        layers.middle("us_per_token", over="reading").alias("middle_us"),
     )
     y = alt.Y("reading:N", title=title("reading"), sort=orders)
-    bars = (
-        alt.Chart(placed)
-        .mark_bar(opacity=0.85)
-        .encode(
-            x=theme.x("us_per_token", stack="zero"),
-            y=y,
-            color=alt.Color(
-                "time_of:N",
-                title=title("time_of"),
-                scale=alt.Scale(domain=parts, range=[theme.GREY, theme.BLUE, theme.GREEN]),
-            ),
-            order="drawing_order:O",
-            tooltip=theme.tooltip("reading", "time_of", "us_per_token", "formula"),
-        )
+    bars = layers.stacked_bars(
+        placed,
+        theme.x("us_per_token", stack="zero"),
+        y,
+        "drawing_order",
+        ("reading", "time_of", "us_per_token", "formula"),
+        color=alt.Color(
+            "time_of:N",
+            title=title("time_of"),
+            scale=alt.Scale(domain=parts, range=[theme.GREY, theme.BLUE, theme.GREEN]),
+        ),
+        opacity=0.85,
     )
-    dots = (
-        alt.Chart(placed)
-        .mark_point(filled=True, color=theme.INK, size=50, opacity=1, yOffset=-8)
-        .encode(x="middle_us:Q", y=y, shape=theme.origin_shape(times["origin"].unique().to_list()))
-    )
-    numbers = (
-        alt.Chart(placed)
-        .mark_text(color=theme.INK, dy=9)
-        .encode(x="middle_us:Q", y=y, text=alt.Text("us_per_token:Q", format=".2f"))
-    )
+    dots = layers.origin_marks(placed, "middle_us:Q", y, y_offset=-8)
+    numbers = layers.numbers(placed, "middle_us:Q", y, "us_per_token", ".2f", dy=9)
     saved = times.filter((pl.col("reading") == orders[0]) & (pl.col("time_of") != parts[0]))["us_per_token"].sum()
     one = times.filter(pl.col("time_of") == parts[1])["us_per_token"]
     return (bars + dots + numbers).properties(
@@ -346,6 +317,14 @@ def time_per_token(times: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         title=theme.headline(
             f"Of {saved:.2f} µs saved per token, {one.min():.2f} to {one.max():.2f} are {parts[1]}", subtitle
         ),
+    )
+
+
+def _new_tokens_axis(frame: pl.DataFrame) -> alt.X:
+    return theme.x(
+        "new_tokens",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=24),
+        axis=alt.Axis(values=frame["new_tokens"].unique().sort().to_list(), labelExpr=_K_LABEL),
     )
 
 

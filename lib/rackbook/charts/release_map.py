@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 WORDS = ("in", "not known", "not in")
@@ -92,7 +92,7 @@ def days_from_merge_to_release(lags: pl.DataFrame, *, subtitle: str) -> alt.Laye
             y=y,
             size=alt.condition("datum.evidence == 'by dates'", alt.value(60), alt.value(170)),
             color=theme.entity_color("evidence", EVIDENCE),
-            shape=theme.origin_shape(known["origin"].unique().to_list()),
+            shape=theme.origin_shape(known["origin"]),
             tooltip=theme.tooltip("change", "evidence", "merged_on", "first_release", "days_to_release"),
         )
     )
@@ -120,7 +120,6 @@ def changes_held(counts: pl.DataFrame, places: pl.DataFrame, *, subtitle: str) -
     require(places, ("user", "version", "releases_behind", "looked_up_on", "origin", "source"), "changes_held places")
     versions = counts["version"].unique(maintain_order=True).to_list()
     total = counts.filter(pl.col("version") == versions[0])["num_prs"].sum()
-    order = {word: place for place, word in enumerate(WORDS)}
     x = alt.X("version:N", title=title("version"), sort=versions, axis=alt.Axis(labelAngle=0))
     y = theme.y(
         "num_prs",
@@ -128,7 +127,7 @@ def changes_held(counts: pl.DataFrame, places: pl.DataFrame, *, subtitle: str) -
         axis=alt.Axis(values=[*range(0, total + 1, 4)]),
     )
     bars = (
-        alt.Chart(counts.with_columns(pl.col("contained").replace_strict(order).alias("place")))
+        alt.Chart(counts.with_columns(layers.place("contained", WORDS).alias("place")))
         .mark_bar(width=46)
         .encode(
             x=x,

@@ -7,7 +7,7 @@ import math
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 _THOUSANDS = "datum.value >= 1e6 ? format(datum.value / 1e6, ',~g') + 'M' : format(datum.value / 1e3, ',~g') + 'K'"
@@ -50,7 +50,7 @@ def throughput_by_interactivity(points: pl.DataFrame, *, subtitle: str | list[st
             x=x,
             y=y,
             color=color,
-            shape=theme.origin_shape(drawn["origin"].unique().to_list()),
+            shape=theme.origin_shape(drawn["origin"]),
             opacity=alt.condition("datum.on_frontier", alt.value(1), alt.value(0.35)),
             tooltip=theme.tooltip(
                 "setting", "stage", "curve", "on_frontier", "total_tok_per_s_per_gpu", "interactivity_p90_tok_per_s",
@@ -142,27 +142,14 @@ def two_rates_per_user(rates: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         axis=alt.Axis(format=",", values=[10, 100, 1_000, 10_000]),
     )
     ends = alt.Chart(drawn).mark_line(color=theme.GRID, strokeWidth=3).encode(x=x, y=y, detail="label:N")
-    dots = (
-        alt.Chart(drawn)
-        .mark_point(filled=True, size=90, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color(
-                "definition:N",
-                title=title("definition"),
-                sort=drawn["definition"].unique(maintain_order=True).to_list(),
-                scale=alt.Scale(range=[theme.INK, theme.PURPLE]),
-            ),
-            shape=theme.origin_shape(drawn["origin"].unique().to_list()),
-            tooltip=theme.tooltip(*names, "formula"),
-        )
+    color = alt.Color(
+        "definition:N",
+        title=title("definition"),
+        sort=drawn["definition"].unique(maintain_order=True).to_list(),
+        scale=alt.Scale(range=[theme.INK, theme.PURPLE]),
     )
-    numbers = (
-        alt.Chart(drawn)
-        .mark_text(dy=-12, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("user_tok_per_s:Q", format=",.0f"))
-    )
+    dots = layers.points(drawn, x, y, (*names, "formula"), color=color)
+    numbers = layers.numbers(drawn, x, y, "user_tok_per_s", ",.0f", dy=-12)
     return (ends + dots + numbers).properties(
         name="two_rates_per_user",
         width=420,
@@ -186,14 +173,8 @@ def readings_of_tokens(readings: pl.DataFrame, *, subtitle: str) -> alt.LayerCha
         axis=alt.Axis(labelExpr=_THOUSANDS, values=[1e4, 1e5, 1e6]),
     )
     y = alt.Y("reading:N", sort=readings["reading"].to_list(), title=None, axis=alt.Axis(labelLimit=320))
-    base = alt.Chart(readings).encode(x=x, y=y)
-    dots = base.mark_point(filled=True, size=100, color=theme.BLUE, opacity=1).encode(
-        shape=theme.origin_shape(readings["origin"].unique().to_list()),
-        tooltip=theme.tooltip("reading", "tok_per_s_per_gpu", "formula"),
-    )
-    numbers = base.mark_text(align="left", dx=9, color=theme.INK).encode(
-        text=alt.Text("tok_per_s_per_gpu:Q", format=",.0f")
-    )
+    dots = layers.points(readings, x, y, ("reading", "tok_per_s_per_gpu", "formula"), color=theme.BLUE, size=100)
+    numbers = layers.numbers(readings, x, y, "tok_per_s_per_gpu", ",.0f", dx=9)
     return (dots + numbers).properties(
         name="readings_of_tokens",
         width=420,
@@ -228,7 +209,7 @@ def _curve_labels(drawn: pl.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:
             .encode(x=x, y=y, text="label:N")
             for turn, dy in ((0, -14), (1, 16))
             for align, dx in (("left", -6), ("right", 6))
-            for outline in ({"stroke": "white", "strokeWidth": 4}, {})
+            for outline in layers.OUTLINED
         )
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 ENGINES = ("vLLM", "DeepInfer")
@@ -34,21 +34,8 @@ def measured_output_by_load(measured: pl.DataFrame, *, subtitle: str) -> alt.Lay
         .mark_rule(color=theme.ENTITY_COLORS["vLLM"], strokeWidth=2, opacity=0.6, clip=True)
         .encode(x="output_low_tok_per_s:Q", x2="output_high_tok_per_s:Q", y=y)
     )
-    dots = (
-        alt.Chart(rows)
-        .mark_point(color=theme.ENTITY_COLORS["vLLM"], filled=True, size=80, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            shape=theme.origin_shape(rows["origin"].unique().to_list()),
-            tooltip=theme.tooltip("workload", *names[1:]),
-        )
-    )
-    labels = (
-        alt.Chart(rows)
-        .mark_text(dy=-12, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("output_tok_per_s:Q", format=",.0f"))
-    )
+    dots = layers.points(rows, x, y, ("workload", *names[1:]), color=theme.ENTITY_COLORS["vLLM"], size=80)
+    labels = layers.numbers(rows, x, y, "output_tok_per_s", ",.0f", dy=-12)
     measured_rows = rows.drop_nulls("output_tok_per_s").sort("output_tok_per_s")
     text = "No load was measured in every repeat"
     if not measured_rows.is_empty():
@@ -88,16 +75,8 @@ def output_by_engine(runs: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
             tooltip=theme.tooltip("engine", "workload", "output_tok_per_s", "tpot_ms"),
         )
     )
-    dots = (
-        alt.Chart(present)
-        .mark_point(filled=True, size=50, opacity=1, color=theme.INK)
-        .encode(x=x, y=y, xOffset=offset, shape=theme.origin_shape(present["origin"].unique().to_list()))
-    )
-    numbers = (
-        alt.Chart(present)
-        .mark_text(dy=-11, color=theme.INK)
-        .encode(x=x, y=y, xOffset=offset, text=alt.Text("output_tok_per_s:Q", format=",.0f"))
-    )
+    dots = layers.origin_marks(present, x, y).encode(xOffset=offset)
+    numbers = layers.numbers(present, x, y, "output_tok_per_s", ",.0f", dy=-11).encode(xOffset=offset)
     gaps = (
         alt.Chart(absent)
         .mark_text(angle=270, align="left", dx=6, color=theme.MUTED, text="not printed")
@@ -132,27 +111,16 @@ def request_time_by_part(parts: pl.DataFrame, loop: pl.DataFrame, *, subtitle: s
     order = loop["workload"].to_list()
     y = alt.Y("workload:N", title=title("workload"), sort=order)
     x = theme.x("request_s", stack="zero")
-    places = {part: place for place, part in enumerate(REQUEST_PARTS)}
-    ordered = parts.with_columns(pl.col("request_part").replace_strict(places).alias("place")).sort("place")
-    ordered = ordered.with_columns(
-        (pl.col("request_s").cum_sum().over("workload") - pl.col("request_s") / 2).alias("middle")
+    ordered = (
+        parts.with_columns(layers.place("request_part", REQUEST_PARTS).alias("place"))
+        .sort("place")
+        .with_columns(layers.middle("request_s", over="workload").alias("middle"))
     )
-    bars = (
-        alt.Chart(ordered)
-        .mark_bar()
-        .encode(
-            x=x,
-            y=y,
-            color=theme.entity_color("request_part", REQUEST_PARTS),
-            order="place:O",
-            tooltip=theme.tooltip("workload", "request_part", "request_s", "formula"),
-        )
-    )
-    numbers = (
-        alt.Chart(ordered)
-        .mark_text(color=theme.INK, dy=-17)
-        .encode(x=alt.X("middle:Q", title=title("request_s")), y=y, text=alt.Text("request_s:Q", format=".1f"))
-    )
+    shown = ("workload", "request_part", "request_s", "formula")
+    color = theme.entity_color("request_part", REQUEST_PARTS)
+    bars = layers.stacked_bars(ordered, x, y, "place", shown, color=color)
+    middle = alt.X("middle:Q", title=title("request_s"))
+    numbers = layers.numbers(ordered, middle, y, "request_s", ".1f", dy=-17)
     ends = loop.with_columns((pl.col("decode_s") + pl.col("prefill_s")).alias("prefill_end"))
     prefill = (
         alt.Chart(ends)
@@ -215,11 +183,7 @@ def step_tokens_by_new_prompts(sizes: pl.DataFrame, ceilings: pl.DataFrame, *, s
             tooltip=theme.tooltip("num_new_prompts", "step_tokens", "graph_cover", "formula"),
         )
     )
-    numbers = (
-        alt.Chart(sizes)
-        .mark_text(dy=-7, color=theme.INK, fontSize=10)
-        .encode(x=x, y=y, text=alt.Text("step_tokens:Q", format=","))
-    )
+    numbers = layers.numbers(sizes, x, y, "step_tokens", ",", dy=-7, font_size=10)
     rules = (
         alt.Chart(ceilings)
         .mark_rule(color=theme.VERMILLION, strokeWidth=1.5)
@@ -265,20 +229,9 @@ def kv_bytes_by_figure(kv: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         .mark_rule(color=theme.INK, strokeWidth=2)
         .encode(x=alt.X("low:Q", title=title("kv_bytes_per_token")), x2="high:Q", y=y)
     )
-    marks = (
-        alt.Chart(kv)
-        .mark_point(filled=True, size=80, opacity=1, color=theme.INK)
-        .encode(x=x, y=y, shape=theme.origin_shape(kv["origin"].unique().to_list()))
-    )
-    numbers = (
-        alt.Chart(kv)
-        .mark_text(align="left", dx=9, color=theme.INK)
-        .encode(
-            x=alt.X("high:Q", title=title("kv_bytes_per_token")),
-            y=y,
-            text=alt.Text("kv_bytes_per_token:Q", format=",.0f"),
-        )
-    )
+    marks = layers.origin_marks(kv, x, y, size=80)
+    ends = alt.X("high:Q", title=title("kv_bytes_per_token"))
+    numbers = layers.numbers(kv, ends, y, "kv_bytes_per_token", ",.0f", dx=9)
     least, most = kv["kv_bytes_per_token"].min(), kv["kv_bytes_per_token"].max()
     return (bars + ranges + marks + numbers).properties(
         name="kv_bytes_by_figure",

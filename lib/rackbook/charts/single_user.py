@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 PARTS = ("target experts", "draft experts", "attention, dense, routers", "LM head")
@@ -42,22 +42,14 @@ def step_time_by_acceptance(
             tooltip=theme.tooltip("acceptance_length", "step_ms", "formula"),
         )
     )
-    numbers = (
-        alt.Chart(steps)
-        .mark_text(align="right", dx=-8, dy=-7, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".3~g"))
-    )
-    rules = (
-        alt.Chart(references)
-        .mark_rule(color=theme.VERMILLION, strokeWidth=1.5)
-        .encode(y=y, strokeDash=dash, tooltip=theme.tooltip("reading", "step_ms"))
-    )
+    numbers = layers.numbers(steps, x, y, "step_ms", ".3~g", dx=-8, dy=-7)
+    rules = layers.rules(references, y, ("reading", "step_ms"), color=theme.VERMILLION, width=1.5, dash=dash)
     words = [
         alt.Chart(references.with_columns(pl.lit(last).alias("acceptance_length")))
         .transform_calculate(label="datum.reading + ', ' + format(datum.step_ms, '.3~g') + ' ms'")
         .mark_text(align="right", dy=-7, color=theme.VERMILLION, fontSize=10, **outline)
         .encode(x=x, y=y, text="label:N")
-        for outline in ({"stroke": "white", "strokeWidth": 4}, {})
+        for outline in layers.OUTLINED
     ]
     return alt.layer(rules, curve, *words, dots, numbers).properties(
         name="step_time_by_acceptance", title=theme.headline(headline, subtitle)
@@ -80,36 +72,19 @@ def floor_by_checked_tokens(reads: pl.DataFrame, floors: pl.DataFrame, *, subtit
     x = alt.X("checked_tokens:O", title=title("checked_tokens"), axis=alt.Axis(labelAngle=0))
     y = theme.y("hbm_floor_ms")
     independent = pl.col("expert_overlap") == "independent"
-    order = {part: place for place, part in enumerate(PARTS)}
-    bars = (
-        alt.Chart(reads.filter(independent).with_columns(pl.col("component").replace_strict(order).alias("place")))
-        .mark_bar()
-        .encode(
-            x=x,
-            y=y,
-            color=theme.entity_color("component", PARTS),
-            order="place:O",
-            tooltip=theme.tooltip(
-                "component",
-                "checked_tokens",
-                "distinct_experts_per_layer",
-                "read_gb_per_step",
-                "hbm_floor_ms",
-                "formula",
-            ),
-        )
+    bars = layers.stacked_bars(
+        reads.filter(independent).with_columns(layers.place("component", PARTS).alias("place")),
+        x,
+        y,
+        "place",
+        ("component", "checked_tokens", "distinct_experts_per_layer", "read_gb_per_step", "hbm_floor_ms", "formula"),
+        color=theme.entity_color("component", PARTS),
     )
-    totals = (
-        alt.Chart(floors.filter(independent))
-        .mark_text(dy=-8, color=theme.INK)
-        .encode(x=x, y=theme.y("hbm_floor_ms"), text=alt.Text("hbm_floor_ms:Q", format=".2f"))
-    )
+    totals = layers.numbers(floors.filter(independent), x, y, "hbm_floor_ms", ".2f", dy=-8)
     ticks = (
         alt.Chart(floors.filter(~independent))
         .mark_tick(color=theme.INK, thickness=2, width=44)
-        .encode(
-            x=x, y=theme.y("hbm_floor_ms"), tooltip=theme.tooltip("expert_overlap", "read_gb_per_step", "hbm_floor_ms")
-        )
+        .encode(x=x, y=y, tooltip=theme.tooltip("expert_overlap", "read_gb_per_step", "hbm_floor_ms"))
     )
     return (bars + ticks + totals).properties(
         name="floor_by_checked_tokens",
@@ -135,20 +110,17 @@ def user_rate_by_server(measured: pl.DataFrame, published: pl.DataFrame, *, subt
     require(published, ("interactivity_p90_tok_per_s", "origin", "source"), "user_rate_by_server published")
     servers = measured["bench_stage"].to_list()
     y = alt.Y("bench_stage:N", title=title("bench_stage"), sort=servers)
+    x = theme.x("user_tok_per_s", scale=alt.Scale(domainMin=0))
     color = theme.entity_color("bench_stage", servers).legend(None)
-    base = alt.Chart(measured)
-    dots = base.mark_point(filled=True, size=100, opacity=1).encode(
-        x=theme.x("user_tok_per_s", scale=alt.Scale(domainMin=0)), y=y, color=color,
-        shape=theme.origin_shape([*measured["origin"], *published["origin"]]), tooltip=theme.tooltip(*names),
-    )  # fmt: skip
+    shape = theme.origin_shape([*measured["origin"], *published["origin"]])
+    dots = layers.points(measured, x, y, names, color=color, size=100, shape=shape)
     bars = (
-        base.transform_filter("isValid(datum.user_low_tok_per_s)")
+        alt.Chart(measured)
+        .transform_filter("isValid(datum.user_low_tok_per_s)")
         .mark_rule(strokeWidth=2)
         .encode(x="user_low_tok_per_s:Q", x2="user_high_tok_per_s:Q", y=y, color=color)
     )
-    numbers = base.mark_text(dy=-14, color=theme.INK).encode(
-        x="user_tok_per_s:Q", y=y, text=alt.Text("user_tok_per_s:Q", format=".0f")
-    )
+    numbers = layers.numbers(measured, "user_tok_per_s:Q", y, "user_tok_per_s", ".0f", dy=-14)
     printed = (
         alt.Chart(published)
         .mark_rule(color=theme.INK, strokeDash=[4, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 _PARTS = ("moe", "attention_indexer", "rest", "unassigned")
@@ -21,30 +21,28 @@ def step_shares(shares: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     """
     require(shares, ("run", "component", "step_share_percent", "origin", "source"), "step_shares")
     runs = shares["run"].unique(maintain_order=True).to_list()
-    parts = [part for part in _PARTS if part in shares["component"].unique().to_list()]
-    ordered = _in_order(shares, "component", parts).with_columns(
-        (pl.col("step_share_percent").cum_sum().over("run") - pl.col("step_share_percent") / 2).alias("middle_percent")
+    parts = theme.drawn(shares["component"], _PARTS)
+    # what is written on stacked bars must follow the order in which they are stacked
+    ordered = (
+        shares.with_columns(layers.place("component", parts).alias("drawing_order"))
+        .sort("run", "drawing_order", maintain_order=True)
+        .with_columns(layers.middle("step_share_percent", over="run").alias("middle_percent"))
     )
     y = alt.Y("run:N", title=title("run"), sort=runs)
-    bars = (
-        alt.Chart(ordered)
-        .mark_bar(opacity=0.85)
-        .encode(
-            x=theme.x("step_share_percent", stack="zero", scale=alt.Scale(domain=[0, 100])),
-            y=y,
-            color=theme.entity_color("component", parts),
-            order="drawing_order:O",
-            tooltip=theme.tooltip("run", "component", "step_share_percent"),
-        )
+    bars = layers.stacked_bars(
+        ordered,
+        theme.x("step_share_percent", stack="zero", scale=alt.Scale(domain=[0, 100])),
+        y,
+        "drawing_order",
+        ("run", "component", "step_share_percent"),
+        color=theme.entity_color("component", parts),
+        opacity=0.85,
     )
     # a sliver has no room for its mark and number; its tooltip and the table have them
-    wide = alt.Chart(ordered.filter(pl.col("step_share_percent") >= 4))
-    dots = wide.mark_point(filled=True, color=theme.INK, size=50, opacity=1, yOffset=-8).encode(
-        x="middle_percent:Q", y=y, shape=theme.origin_shape(shares["origin"].unique().to_list())
-    )
-    numbers = wide.mark_text(color=theme.INK, dy=9).encode(
-        x="middle_percent:Q", y=y, text=alt.Text("step_share_percent:Q", format=".3~g")
-    )
+    wide = ordered.filter(pl.col("step_share_percent") >= 4)
+    shape = theme.origin_shape(shares["origin"])
+    dots = layers.origin_marks(wide, "middle_percent:Q", y, y_offset=-8, shape=shape)
+    numbers = layers.numbers(wide, "middle_percent:Q", y, "step_share_percent", ".3~g", dy=9)
     largest = shares.filter(pl.col("run") == runs[0]).sort("step_share_percent", maintain_order=True)
     part, share = largest.select("component", "step_share_percent").row(-1)
     return (bars + dots + numbers).properties(
@@ -77,17 +75,7 @@ def step_speedup_by_part(speedups: pl.DataFrame, limits: pl.DataFrame, *, subtit
     )
     y = theme.y("step_speedup", scale=alt.Scale(zero=False))
     color = theme.entity_color("component", parts)
-    lines = (
-        alt.Chart(speedups)
-        .mark_line()
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            strokeDash=theme.origin_dash(speedups["origin"].unique().to_list()),
-            tooltip=theme.tooltip("component", "part_speedup", "step_speedup"),
-        )
-    )
+    lines = layers.lines(speedups, x, y, ("component", "part_speedup", "step_speedup"), color=color)
     marks = (
         alt.Chart(limits)
         .mark_point(filled=False, size=300, strokeWidth=4, opacity=1)
@@ -95,15 +83,11 @@ def step_speedup_by_part(speedups: pl.DataFrame, limits: pl.DataFrame, *, subtit
             x=x,
             y=y,
             color=color,
-            shape=theme.origin_shape(limits["origin"].unique().to_list()),
+            shape=theme.origin_shape(limits["origin"]),
             tooltip=theme.tooltip("component", "part_speedup", "step_speedup", "step_speedup_limit"),
         )
     )
-    labels = (
-        alt.Chart(limits)
-        .mark_text(dx=-10, dy=-8, align="right", color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("step_speedup:Q", format=".3f"))
-    )
+    labels = layers.numbers(limits, x, y, "step_speedup", ".3f", dx=-10, dy=-8)
     part, factor, step, limit = limits.select("component", "part_speedup", "step_speedup", "step_speedup_limit").row(0)
     return (lines + marks + labels).properties(
         name="step_speedup_by_part",
@@ -139,45 +123,17 @@ def moe_share_by_ep_size(
     y = theme.y("step_share_percent", scale=alt.Scale(domainMin=0, domainMax=80))
     origins = [*moe["origin"], *curve["origin"].unique()]
     dash, color = theme.origin_dash(origins), alt.value(theme.BLUE)
-    line = (
-        alt.Chart(curve)
-        .mark_line()
-        .encode(
-            x=x, y=y, strokeDash=dash, color=color, tooltip=theme.tooltip("ep_size", "step_share_percent", "formula")
-        )
-    )
-    level = (
-        alt.Chart(moe)
-        .mark_rule(strokeWidth=2)
-        .encode(
-            y=y,
-            strokeDash=dash,
-            color=color,
-            tooltip=theme.tooltip("component", "step_share_percent", "missing_reason"),
-        )
-    )
+    shown = ("ep_size", "step_share_percent", "formula")
+    line = layers.lines(curve, x, y, shown, color=color, dash=dash)
+    level = layers.rules(moe, y, ("component", "step_share_percent", "missing_reason"), color=color, width=2, dash=dash)
     share = moe["step_share_percent"].item()
     written = (
         alt.Chart(moe)
         .mark_text(dx=-4, dy=-9, align="right", color=theme.INK, text=f"{share:g} % printed, for a size that is not")
         .encode(x=alt.value("width"), y=y)
     )
-    dots = (
-        alt.Chart(points)
-        .mark_point(filled=True, size=90, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=theme.origin_shape(points["origin"].unique().to_list()),
-            tooltip=theme.tooltip("ep_size", "step_share_percent", "formula"),
-        )
-    )
-    labels = (
-        alt.Chart(points)
-        .mark_text(dx=7, dy=-9, align="left", color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("step_share_percent:Q", format=".1f"))
-    )
+    dots = layers.points(points, x, y, shown, color=color)
+    labels = layers.numbers(points, x, y, "step_share_percent", ".1f", dx=7, dy=-9)
     smallest = points["ep_size"].min()
     return (line + level + written + dots + labels).properties(
         name="moe_share_by_ep_size",
@@ -202,7 +158,7 @@ def component_times(components: pl.DataFrame, *, subtitle: str) -> alt.FacetChar
         "component_times",
     )
     names = components["component"].unique(maintain_order=True).to_list()
-    parts = [part for part in _PARTS if part in components["part_of_step"].unique().to_list()]
+    parts = theme.drawn(components["part_of_step"], _PARTS)
     written = components.with_columns(pl.format("{} %", pl.col("step_share_percent").round(1)).alias("share_text"))
     base = alt.Chart(written).encode(
         x=theme.x("kernel_us", scale=alt.Scale(domainMin=0), axis=alt.Axis(tickCount=4)),
@@ -213,7 +169,7 @@ def component_times(components: pl.DataFrame, *, subtitle: str) -> alt.FacetChar
         tooltip=theme.tooltip("run", "component", "part_of_step", "kernel_us", "step_share_percent", "num_kernels"),
     )
     dots = base.mark_point(filled=True, color=theme.INK, size=40, opacity=1).encode(
-        shape=theme.origin_shape(components["origin"].unique().to_list())
+        shape=theme.origin_shape(components["origin"])
     )
     numbers = base.mark_text(dx=8, align="left", color=theme.INK, fontSize=10).encode(text="share_text:N")
     left_over = components.filter(pl.col("component") == "unassigned")
@@ -247,7 +203,7 @@ def component_differences(comparison: pl.DataFrame, *, subtitle: str) -> alt.Lay
     )
     bars = base.mark_bar(color=theme.BLUE, opacity=0.85).encode(tooltip=theme.tooltip(*columns))
     dots = base.mark_point(filled=True, color=theme.INK, size=40, opacity=1).encode(
-        shape=theme.origin_shape(comparison["origin"].unique().to_list())
+        shape=theme.origin_shape(comparison["origin"])
     )
     text = alt.Text("difference_us:Q", format="+,.4~g")
     more = base.transform_filter("datum.difference_us >= 0").mark_text(dx=8, align="left").encode(text=text)
@@ -271,11 +227,3 @@ def _signed(number: float) -> str:
 
 def _words(part: str) -> str:
     return {"moe": "MoE", "attention_indexer": "attention and indexer"}.get(part, part)
-
-
-def _in_order(frame: pl.DataFrame, name: str, order: list[str]) -> pl.DataFrame:
-    """The rows with ``drawing_order``: stacked bars follow it, and so must what is written on them."""
-    numbers = {value: number for number, value in enumerate(order)}
-    return frame.with_columns(pl.col(name).replace_strict(numbers, return_dtype=pl.Int64).alias("drawing_order")).sort(
-        "run", "drawing_order", maintain_order=True
-    )

@@ -7,7 +7,7 @@ import math
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require
 
 _TOKENS = (
@@ -43,19 +43,8 @@ def step_time_by_context(points: pl.DataFrame, curve: pl.DataFrame, *, subtitle:
             x=x, y=y, strokeDash=theme.origin_dash(["modelled"]), tooltip=theme.tooltip("context_tokens", "step_ms")
         )
     )
-    dots = (
-        alt.Chart(points)
-        .mark_point(color=theme.BLUE, filled=True, size=90, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            shape=theme.origin_shape(points["origin"].unique().to_list()),
-            tooltip=theme.tooltip("context_tokens", "step_ms", "hardware", "model"),
-        )
-    )
-    labels = (
-        alt.Chart(points).mark_text(dy=-14, color=theme.INK).encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".2f"))
-    )
+    dots = layers.points(points, x, y, ("context_tokens", "step_ms", "hardware", "model"), color=theme.BLUE)
+    labels = layers.numbers(points, x, y, "step_ms", ".2f", dy=-14)
     ends = points.sort("context_tokens")["step_ms"]
     return (band + line + dots + labels).properties(
         name="step_time_by_context",
@@ -88,23 +77,9 @@ def measured_step_by_context(measured: pl.DataFrame, *, subtitle: str) -> alt.La
         .mark_rule(color=theme.BLUE, strokeWidth=2, opacity=0.6, clip=True)
         .encode(x=x, y="step_low_ms:Q", y2="step_high_ms:Q")
     )
-    dots = (
-        alt.Chart(ordered)
-        .mark_point(color=theme.BLUE, filled=True, size=80, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            shape=theme.origin_shape(ordered["origin"].unique().to_list()),
-            tooltip=theme.tooltip(
-                "context_tokens", "step_ms", "step_low_ms", "step_high_ms", "repeats", "num_steps", "hardware", "model"
-            ),
-        )
-    )
-    labels = (
-        alt.Chart(ordered)
-        .mark_text(dx=8, dy=-10, align="left", color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("step_ms:Q", format=".1f"))
-    )
+    shown = ("context_tokens", "step_ms", "step_low_ms", "step_high_ms", "repeats", "num_steps", "hardware", "model")
+    dots = layers.points(ordered, x, y, shown, color=theme.BLUE, size=80)
+    labels = layers.numbers(ordered, x, y, "step_ms", ".1f", dx=8, dy=-10)
     first, last = ordered.row(0, named=True), ordered.row(-1, named=True)
     text = (
         f"From {_in_k(first['context_tokens'])} to {_in_k(last['context_tokens'])} tokens the measured step goes from "
@@ -165,7 +140,7 @@ def engine_steps_by_context(steps: pl.DataFrame, *, subtitle: str, bin_tokens: i
             x=x,
             y=y,
             color=color,
-            shape=theme.origin_shape(steps["origin"].unique().to_list()),
+            shape=theme.origin_shape(steps["origin"]),
             tooltip=theme.tooltip(
                 "num_decode_requests", "mean_context_tokens", "step_ms", "step_low_ms", "step_high_ms"
             ),

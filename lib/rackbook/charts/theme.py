@@ -9,7 +9,7 @@ import altair as alt
 from rackbook.tables import ORIGINS, column, title
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 INK = "#1f2933"
 MUTED = "#5f6b7a"
@@ -158,9 +158,9 @@ def configuration() -> alt.theme.ThemeConfig:
     }  # fmt: skip
 
 
-def origin_shape(origins: Sequence[str] = ORIGINS) -> alt.Shape:
+def origin_shape(origins: Iterable[str] = ORIGINS) -> alt.Shape:
     """Encode the origin as the point's shape; give the origins that are drawn so that the legend lists no other."""
-    domain = [o for o in ORIGINS if o in origins]
+    domain = drawn(origins, ORIGINS)
     return alt.Shape(
         "origin:N",
         title=f"{title('origin')} of points",
@@ -168,9 +168,9 @@ def origin_shape(origins: Sequence[str] = ORIGINS) -> alt.Shape:
     )
 
 
-def origin_dash(origins: Sequence[str] = ORIGINS) -> alt.StrokeDash:
+def origin_dash(origins: Iterable[str] = ORIGINS) -> alt.StrokeDash:
     """Encode the origin as the line's dash."""
-    domain = [o for o in ORIGINS if o in origins]
+    domain = drawn(origins, ORIGINS)
     return alt.StrokeDash(
         "origin:N",
         title=f"{title('origin')} of lines",
@@ -193,6 +193,17 @@ def entity_color(name: str, entities: Sequence[str]) -> alt.Color:
         title=title(name),
         scale=alt.Scale(domain=list(entities), range=[ENTITY_COLORS[e] for e in entities]),
     )
+
+
+def stable_opacity() -> alt.Opacity:
+    """Encode whether a measurement was stable: one that was not is faint."""
+    return alt.Opacity("stable:N", title=title("stable"), scale=alt.Scale(domain=[True, False], range=[1, 0.3]))
+
+
+def drawn(values: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Those of an order that are among the values: what a legend lists."""
+    there = set(values)
+    return [value for value in order if value in there]
 
 
 def x(name: str, **options: Any) -> alt.X:

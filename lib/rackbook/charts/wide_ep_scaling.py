@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from rackbook.charts import theme
+from rackbook.charts import layers, theme
 from rackbook.tables import require, title
 
 COMPONENTS = ("target MoE", "whole step")
@@ -52,28 +52,15 @@ def step_time_by_ep_size(curve: pl.DataFrame, points: pl.DataFrame, *, subtitle:
             x=x,
             y=y,
             color=color,
-            strokeDash=theme.origin_dash(curve["origin"].unique().to_list()).legend(symbolStrokeColor=theme.INK),
+            strokeDash=theme.origin_dash(curve["origin"]).legend(symbolStrokeColor=theme.INK),
         )
     )
-    dots = (
-        alt.Chart(points)
-        .mark_point(filled=True, size=90, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=theme.origin_shape(points["origin"].unique().to_list()),
-            tooltip=theme.tooltip("component", "ep_size", "step_ms"),
-        )
-    )
-    text = alt.Text("step_ms:Q", format=".1f")
-    above = alt.Chart(points.filter(pl.col("origin") != "measured"))
-    numbers = above.mark_text(dy=-13, color=theme.INK).encode(x=x, y=y, text=text, detail="component:N")
+    dots = layers.points(points, x, y, ("component", "ep_size", "step_ms"), color=color)
+    above = points.filter(pl.col("origin") != "measured")
+    numbers = layers.numbers(above, x, y, "step_ms", ".1f", dy=-13).encode(detail="component:N")
     measured = points.filter(pl.col("origin") == "measured")
     if measured.height:
-        numbers += (
-            alt.Chart(measured).mark_text(dy=16, color=theme.INK).encode(x=x, y=y, text=text, detail="component:N")
-        )
+        numbers += layers.numbers(measured, x, y, "step_ms", ".1f", dy=16).encode(detail="component:N")
     smallest, largest = _ends(points.filter(pl.col("component") == "whole step"))
     return (lines + dots + numbers).properties(
         name="step_time_by_ep_size",
@@ -104,23 +91,11 @@ def throughput_by_ep_size(
     line = (
         alt.Chart(curve.filter(pl.col("ep_size") <= sizes["ep_size"].max()))
         .mark_line(color=theme.PURPLE, opacity=0.6)
-        .encode(x=x, y=y, strokeDash=theme.origin_dash(curve["origin"].unique().to_list()))
+        .encode(x=x, y=y, strokeDash=theme.origin_dash(curve["origin"]))
     )
-    dots = (
-        alt.Chart(sizes)
-        .mark_point(color=theme.PURPLE, filled=True, size=90, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            shape=theme.origin_shape(sizes["origin"].unique().to_list()),
-            tooltip=theme.tooltip("ep_size", "throughput_per_gpu_ratio", "step_ms", "output_tok_per_s_per_gpu"),
-        )
-    )
-    numbers = (
-        alt.Chart(sizes)
-        .mark_text(dy=18, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("throughput_per_gpu_ratio:Q", format=".2f"))
-    )
+    shown = ("ep_size", "throughput_per_gpu_ratio", "step_ms", "output_tok_per_s_per_gpu")
+    dots = layers.points(sizes, x, y, shown, color=theme.PURPLE)
+    numbers = layers.numbers(sizes, x, y, "throughput_per_gpu_ratio", ".2f", dy=18)
     limit = pl.DataFrame({"throughput_per_gpu_ratio": [greatest_ratio], "ep_size": [sizes["ep_size"].min()]})
     rule = alt.Chart(limit).mark_rule(color=theme.MUTED, strokeDash=theme.ORIGIN_DASHES["modelled"]).encode(y=y)
     words = (
@@ -175,11 +150,7 @@ def gain_per_doubling(doublings: pl.DataFrame, threshold_percent: float, *, subt
             tooltip=theme.tooltip("doubling", "gain_per_doubling_percent", "gpu_saving_ms"),
         )
     )
-    numbers = (
-        alt.Chart(doublings)
-        .mark_text(dy=-8, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("gain_per_doubling_percent:Q", format=".1f"))
-    )
+    numbers = layers.numbers(doublings, x, y, "gain_per_doubling_percent", ".1f", dy=-8)
     rule = (
         alt.Chart(pl.DataFrame({"gain_per_doubling_percent": [threshold_percent]}))
         .mark_rule(color=theme.VERMILLION, strokeWidth=1.5)
@@ -213,7 +184,7 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
         "moe_time_over_reading",
     )
     x = alt.X("ep_size:O", title=title("ep_size"), axis=alt.Axis(labelAngle=0))
-    tooltip = theme.tooltip("ep_size", "moe_ms", "hbm_floor_ms", "beside_read_ms", "hbm_use_percent", "formula")
+    shown = ("ep_size", "moe_ms", "hbm_floor_ms", "beside_read_ms", "hbm_use_percent", "formula")
     parts = pl.concat(
         [
             roofline.with_columns(pl.lit("reading the experts").alias("moe_part"), pl.lit(0.0).alias("bottom")),
@@ -232,15 +203,11 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
             y=alt.Y("bottom:Q", title=title("moe_ms")),
             y2="top:Q",
             color=theme.entity_color("moe_part", ("reading the experts", "everything else")),
-            tooltip=tooltip,
+            tooltip=theme.tooltip(*shown),
         )
     )
     y = theme.y("moe_ms")
-    totals = (
-        alt.Chart(roofline)
-        .mark_point(color=theme.INK, filled=True, size=90, opacity=1)
-        .encode(x=x, y=y, shape=theme.origin_shape(roofline["origin"].unique().to_list()), tooltip=tooltip)
-    )
+    totals = layers.points(roofline, x, y, shown, color=theme.INK)
     besides = (
         alt.Chart(roofline)
         .mark_text(dy=-14, color=theme.INK)
@@ -286,15 +253,8 @@ def experts_read_by_load(coverage: pl.DataFrame, chosen: pl.DataFrame, *, subtit
     )
     y = theme.y("experts_touched_percent", scale=alt.Scale(domain=[0, 105], nice=False))
     color = alt.Color("ep_size:O", title=title("ep_size"), scale=alt.Scale(scheme="viridis"), sort="ascending")
-    lines = (
-        alt.Chart(coverage)
-        .mark_line(opacity=0.9)
-        .encode(
-            x=x, y=y, color=color,
-            strokeDash=theme.origin_dash(coverage["origin"].unique().to_list()).legend(symbolStrokeColor=theme.INK),
-            tooltip=theme.tooltip(*names[:5]),
-        )
-    )  # fmt: skip
+    dash = theme.origin_dash(coverage["origin"]).legend(symbolStrokeColor=theme.INK)
+    lines = layers.lines(coverage, x, y, names[:5], color=color, dash=dash, opacity=0.9)
     dots = (
         alt.Chart(chosen)
         .mark_point(filled=True, size=80, opacity=1, shape=theme.ORIGIN_SHAPES["modelled"])
@@ -326,32 +286,19 @@ def weights_per_gpu(memory: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     """
     require(memory, ("reading", "weight_part", "gib_per_gpu", "origin", "source", "formula"), "weights_per_gpu")
     order = memory["reading"].unique(maintain_order=True).to_list()
-    places = {part: place for place, part in enumerate(WEIGHT_PARTS)}
     y = alt.Y("reading:N", title=None, sort=order, axis=alt.Axis(labelLimit=340))
-    parts = [part for part in WEIGHT_PARTS if part in memory["weight_part"].to_list()]
-    bars = (
-        alt.Chart(memory.with_columns(pl.col("weight_part").replace_strict(places).alias("place")))
-        .mark_bar()
-        .encode(
-            x=theme.x("gib_per_gpu", stack="zero"),
-            y=y,
-            color=theme.entity_color("weight_part", parts),
-            order="place:O",
-            tooltip=theme.tooltip("reading", "weight_part", "gib_per_gpu", "formula"),
-        )
+    bars = layers.stacked_bars(
+        memory.with_columns(layers.place("weight_part", WEIGHT_PARTS).alias("place")),
+        theme.x("gib_per_gpu", stack="zero"),
+        y,
+        "place",
+        ("reading", "weight_part", "gib_per_gpu", "formula"),
+        color=theme.entity_color("weight_part", theme.drawn(memory["weight_part"], WEIGHT_PARTS)),
     )
     sums = memory.group_by("reading", "origin", maintain_order=True).agg(pl.col("gib_per_gpu").sum())
     x = theme.x("gib_per_gpu")
-    marks = (
-        alt.Chart(sums)
-        .mark_point(filled=True, size=70, opacity=1, color=theme.INK)
-        .encode(x=x, y=y, shape=theme.origin_shape(memory["origin"].unique().to_list()))
-    )
-    numbers = (
-        alt.Chart(sums)
-        .mark_text(align="left", dx=9, color=theme.INK)
-        .encode(x=x, y=y, text=alt.Text("gib_per_gpu:Q", format=".2f"))
-    )
+    marks = layers.origin_marks(sums, x, y, size=70)
+    numbers = layers.numbers(sums, x, y, "gib_per_gpu", ".2f", dx=9)
     totals = dict(sums.select("reading", "gib_per_gpu").iter_rows())
     return (bars + marks + numbers).properties(
         name="weights_per_gpu",
