@@ -1,11 +1,14 @@
 """The meaning of a notebook's ``source``, and what a run may settle."""
 
+from types import SimpleNamespace
+
 import polars as pl
 import pytest
 
 from rackbook import runs
-from rackbook.errors import ParameterError
+from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import live
+from rackbook.tables import schema
 
 POINTS = pl.DataFrame(
     {"hardware": ["GB300", "GB300"], "ep_size": [32, 16], "context_tokens": [65536, 65536], "step_ms": [8.9, 8.1]}
@@ -92,3 +95,17 @@ def test_recorded_is_the_newest_committed_run(tmp_path):
 def test_a_run_is_described_in_a_line():
     run = recorded("loaded")
     assert live.description(run) == f"made up, {run.provenance['started_utc'][:10]}; 1 doubts"
+
+
+def test_doubts_are_the_flags_of_the_run_that_is_shown():
+    assert live.doubts(SimpleNamespace(run=None)).to_dict(as_series=False) == {"run": [], "doubt": []}
+    run = recorded("the machine was loaded")
+    assert live.doubts(SimpleNamespace(run=run)).rows() == [(run.id, "the machine was loaded")]
+
+
+def test_points_of_no_run_are_an_empty_table_and_of_a_run_a_checked_one():
+    assert live.points_of(None, "serving_measured").columns == schema("serving_measured").frame([]).columns
+    with pytest.raises(DataError, match="context_sweep_measured, row 1"):
+        live.points_of(recorded(), "context_sweep_measured")
+    with pytest.raises(DataError, match="unknown table of points: got 'loads'"):
+        live.points_of(recorded(), "serving_measured", "loads")

@@ -25,6 +25,7 @@ from rackbook.runs import Run
 from rackbook.tables import schema
 
 CHECKS = Checks("context_sweep")
+doubts = live.doubts
 K = 1024
 
 
@@ -96,7 +97,7 @@ def collect(params: Params) -> Evidence:
         RackbookError: the measurement cannot start, or failed.
     """
     run = live.run_of(CHECKS.topic, params.source, lambda: measure(params)) or live.recorded(CHECKS.topic)
-    measured = schema("context_sweep_measured").frame([] if run is None else run.points())
+    measured = live.points_of(run, "context_sweep_measured")
     points = published.read("context_sweep").sort("context_tokens")
     line = fit_line(points["context_tokens"], points["step_ms"])
     grid = np.linspace(
@@ -137,15 +138,6 @@ def measured_subtitle(evidence: Evidence) -> str:
         f"{row['requests_per_rank']} requests per rank; {row['repeats']} repeats, "
         f"{evidence.run.params.get('confidence', 0.95):.0%} intervals"
     )
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each; empty without a run or a doubt.
-
-    Returns:
-        run, doubt.
-    """
-    return live.doubts(evidence.run)
 
 
 def fit_summary(evidence: Evidence, params: Params) -> pl.DataFrame:

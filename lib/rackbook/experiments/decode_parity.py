@@ -7,8 +7,6 @@ engines at another source; a user's own measured curve can be judged against the
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from rackbook import catalog, published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError, one_of
-from rackbook.experiments import decode_parity_measured, live
-from rackbook.locations import shown
+from rackbook.experiments import decode_parity_measured, forward_runs, live, vocabulary
+from rackbook.experiments.own_csv import OwnCsv
 from rackbook.runs import Run
 from rackbook.tables import column
 
 CHECKS = Checks("decode_parity")
+doubts = live.doubts
 
 _NOT_STATED = "not stated"
 _NOT_RECORDED = "not recorded"
 _CURVE = ("batch_size", "output_tok_per_s", "reference_output_tok_per_s")
+_RATES = (*_CURVE, "origin", "source")
+_CONDITIONS = ("setting", "engine_setting", "reference_setting", "agreement", "origin", "source")
 
 
 class Params(BaseModel):
@@ -93,9 +94,9 @@ def collect(params: Params) -> Evidence:
         ParameterError: a ``source`` that is not allowed.
         RackbookError: the measurement cannot start, or failed.
     """
-    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    run = forward_runs.run_of(CHECKS.topic, params)
     claim = published.read("decode_parity")
-    rates = read_curve(params.points_path) if params.points_path else _empty_rates()
+    rates = read_curve(params.points_path) if params.points_path else vocabulary.frame(_RATES)
     curve = judged(rates, claim, params.envelope_percent)
     return Evidence(
         claim=claim,
@@ -105,26 +106,10 @@ def collect(params: Params) -> Evidence:
         settings=settings(claim, published.read("decode_parity_prefill"), published.read("single_node_deployment")),
         elsewhere=elsewhere(),
         curve=curve,
-        conditions=conditions(claim, curve, params) if params.points_path else _empty_conditions(),
+        conditions=conditions(claim, curve, params) if params.points_path else vocabulary.frame(_CONDITIONS),
         run=run,
         measured=decode_parity_measured.steps(run),
     )
-
-
-def measure(params: Params) -> Run:
-    """Time vLLM's half of the curve on ``cluster`` and keep it as a run.
-
-    Raises:
-        RackbookError: the cluster cannot do it, or it failed on the way.
-    """
-    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
-
-    return bare_steps.measure(CHECKS.topic, params)
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
-    return live.doubts(evidence.run)
 
 
 def measured_subtitle(evidence: Evidence) -> str:
@@ -302,38 +287,27 @@ def read_curve(path: str | Path) -> pl.DataFrame:
     Raises:
         DataError: no such file, other columns, a cell that is not what it should be, or a batch size that stands twice.
     """
-    file = Path(path)
-    name, expected = shown(file), ", ".join(_CURVE)
-    if not file.is_file():
-        raise DataError(f"{name}: no such file; points_path names a CSV with columns {expected}")
-    try:
-        text = file.read_text("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{name}: not UTF-8 text ({problem.reason} at byte {problem.start})") from None
-    reader = csv.reader(io.StringIO(text, newline=""))
-    header = [cell.strip() for cell in next(reader, [])]
+    file = OwnCsv(path, parameter="points_path", columns=_CURVE)
+    name, header = file.name, file.header
     for found in header:
         if found not in _CURVE:
             raise DataError(f"{name}, row 1: {one_of(found, _CURVE, 'column')}")
     if sorted(header) != sorted(_CURVE):
-        raise DataError(f"{name}, row 1: got columns {', '.join(header) or '(none)'}, expected each once: {expected}")
+        got, expected = ", ".join(header) or "(none)", ", ".join(_CURVE)
+        raise DataError(f"{name}, row 1: got columns {got}, expected each once: {expected}")
     rows: dict[float, dict[str, object]] = {}
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
-        where = f"{name}, row {reader.line_num}"
-        if len(cells) != len(header):
-            raise DataError(f"{where}: got {len(cells)} cells, expected {len(header)}, one per column")
-        row = {key: _positive(cell, key, where) for key, cell in zip(header, cells, strict=True)}
+    for number, cells in file.rows():
+        where = f"{name}, row {number}"
+        row = {key: _positive(cell, key, where) for key, cell in cells.items()}
         if row["batch_size"] in rows:
             raise DataError(f"{where}, column batch_size: got {row['batch_size']:g} a second time")
-        rows[row["batch_size"]] = row | {"origin": "measured", "source": file.name}
+        rows[row["batch_size"]] = row | {"origin": "measured", "source": Path(path).name}
     if not rows:
         raise DataError(f"{name}: the file has a header but no rows")
     return (
         pl.DataFrame(sorted(rows.values(), key=lambda row: row["batch_size"]))
         .with_columns(pl.col("batch_size").cast(pl.Int64))
-        .select(_empty_rates().columns)
+        .select(_RATES)
     )
 
 
@@ -444,16 +418,6 @@ def _positive(cell: str, name: str, where: str) -> float:
         kind = "a whole number" if whole else "a number"
         raise DataError(f"{where}, column {name}: got {cell!r}, allowed: {kind} above 0 [{column(name).unit}]")
     return value
-
-
-def _empty_rates() -> pl.DataFrame:
-    names = (*_CURVE, "origin", "source")
-    return pl.DataFrame(schema={name: column(name).dtype for name in names})
-
-
-def _empty_conditions() -> pl.DataFrame:
-    names = ("setting", "engine_setting", "reference_setting", "agreement", "origin", "source")
-    return pl.DataFrame(schema={name: column(name).dtype for name in names})
 
 
 @CHECKS("within_6_percent")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from rackbook.experiments import vocabulary
 from rackbook.runs import Run
-from rackbook.tables import column
 
 STEPS = (
     "hardware", "model", "num_ranks", "batch_size", "context_tokens", "draft_tokens", "timing_scope", "step_ms",
@@ -23,7 +23,7 @@ def steps(run: Run | None) -> pl.DataFrame:
         Columns :data:`STEPS`.
     """
     if run is None:
-        return pl.DataFrame(schema={name: column(name).dtype for name in STEPS})
+        return vocabulary.frame(STEPS)
     per_s = 1e3 * pl.col("requests_per_rank") / pl.col("forward_ms")
     return (
         run.points()

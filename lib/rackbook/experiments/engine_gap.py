@@ -7,8 +7,6 @@ of it a growing synchronisation could explain, and does the same account for pai
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError, ParameterError, one_of
 from rackbook.experiments import live
-from rackbook.locations import shown
+from rackbook.experiments.own_csv import OwnCsv
 from rackbook.models.collective import sync_ms
 from rackbook.models.host_steps import dep_growth, sync_removal
 from rackbook.models.step_account import Pair, Removal, StepGrowth
@@ -28,6 +26,7 @@ from rackbook.runs import Run
 from rackbook.tables import schema
 
 CHECKS = Checks("engine_gap")
+doubts = live.doubts
 
 _TEXTS = ("setting", "hardware", "model")
 _NUMBERS = ("forward_ms", "engine_ms", "cpu_ms")
@@ -96,7 +95,7 @@ def collect(params: Params) -> Evidence:
         RackbookError: the measurement cannot start, or failed.
     """
     run = live.run_of(CHECKS.topic, params.source, lambda: measure(params)) or live.recorded(CHECKS.topic)
-    measured = schema("engine_pairs").frame([] if run is None else run.points())
+    measured = live.points_of(run, "engine_pairs")
     steps, gpu = published.read("engine_gap").sort("ep_size"), published.read("engine_gap_gpu")
     growth, sync = dep_growth(steps, gpu), sync_removal(published.read("cpu_overhead"))
     pairs = read_pairs(params.pairs_path) if params.pairs_path else schema("engine_pairs").frame([])
@@ -132,11 +131,6 @@ def measured_subtitle(evidence: Evidence) -> str:
     row = evidence.measured.row(0, named=True)
     how = f"{row['locator']}; label: the gap in ms"
     return f"{row['hardware']} ({live.description(evidence.run)}), {row['model']}; {how}"
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt."""
-    return live.doubts(evidence.run)
 
 
 def parts(growth: StepGrowth, gpu: pl.DataFrame, baseline_gpu_ms: float | None = None) -> pl.DataFrame:
@@ -290,32 +284,20 @@ def read_pairs(path: str | Path) -> pl.DataFrame:
     Raises:
         DataError: no such file, other columns, or a cell that is not what it should be; names row and column.
     """
-    file = Path(path)
-    name = shown(file)
-    if not file.is_file():
-        raise DataError(f"{name}: no such file; pairs_path names a CSV with columns {', '.join(_REQUIRED)}")
-    try:
-        text = file.read_text("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{name}: not UTF-8 text ({problem.reason} at byte {problem.start})") from None
-    reader = csv.reader(io.StringIO(text, newline=""))
-    header = [cell.strip() for cell in next(reader, [])]
-    _check_header(header, name)
+    file = OwnCsv(path, parameter="pairs_path", columns=_REQUIRED)
+    name = file.name
+    _check_header(file.header, name)
     rows, seen = [], {}
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
-        where = f"{name}, row {reader.line_num}"
-        if len(cells) != len(header):
-            raise DataError(f"{where}: got {len(cells)} cells, expected {len(header)}, one per column")
-        row = _pair_row({column: cell.strip() for column, cell in zip(header, cells, strict=True)}, where)
+    for number, cells in file.rows():
+        where = f"{name}, row {number}"
+        row = _pair_row({column: cell.strip() for column, cell in cells.items()}, where)
         key = tuple(row.get(column) for column in _TEXTS)
         if key in seen:
             raise DataError(
                 f"{where}, column setting: got {row['setting']!r} again, it stands in row {seen[key]} already"
             )
-        seen[key] = reader.line_num
-        rows.append(row | {"origin": "measured", "source": file.name, "locator": f"row {reader.line_num}"})
+        seen[key] = number
+        rows.append(row | {"origin": "measured", "source": Path(path).name, "locator": f"row {number}"})
     if not rows:
         raise DataError(f"{name}: the file has a header but no pairs")
     return schema("engine_pairs").frame(rows, where=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -11,6 +11,7 @@ from rackbook import runs
 from rackbook.claims import Finding
 from rackbook.errors import DataError, ParameterError
 from rackbook.runs import Run
+from rackbook.tables import schema
 
 PUBLISHED, MEASURE = "published", "measure"
 
@@ -22,6 +23,14 @@ CLUSTER = "where to measure: a name in data/clusters, or a path to a TOML file"
 
 
 _DOUBTS = {"run": pl.String, "doubt": pl.String}
+
+
+class Evidence(Protocol):
+    """What a notebook shows, where a run may be among it."""
+
+    @property
+    def run(self) -> Run | None:
+        """The run; None if there is none."""
 
 
 def run_of(topic: str, source: str, measure: Callable[[], Run]) -> Run | None:
@@ -55,6 +64,20 @@ def run_of(topic: str, source: str, measure: Callable[[], Run]) -> Run | None:
 def recorded(topic: str) -> Run | None:
     """The newest run of an experiment that came with the project; None if there is none."""
     return next(iter(runs.committed(topic)), None)
+
+
+def points_of(run: Run | None, table: str, file: str = "points") -> pl.DataFrame:
+    """The points of a run as a table of the schemas; empty without a run.
+
+    Args:
+        run: the run; None if there is none.
+        table: the schema's name.
+        file: which of the run's tables of points.
+
+    Raises:
+        DataError: the run has no such table, or it does not keep to the schema.
+    """
+    return schema(table).frame([] if run is None else run.points(file))
 
 
 def finding(run: Run | None, points: pl.DataFrame, value: str, conditions: dict[str, Any]) -> Finding | None:
@@ -104,11 +127,12 @@ def description(run: Run | None) -> str:
     return f"{what}, {f'vLLM {version}, ' if version else ''}{run.provenance['started_utc'][:10]}{doubts}"
 
 
-def doubts(run: Run | None) -> pl.DataFrame:
-    """What speaks against using a run, one row each; empty without a run or a doubt.
+def doubts(evidence: Evidence) -> pl.DataFrame:
+    """What speaks against using the run, one row each; empty without a run or a doubt.
 
     Returns:
         run, doubt.
     """
+    run = evidence.run
     flags = [] if run is None else list(run.flags)
     return pl.DataFrame({"run": [run.id for _ in flags] if run else [], "doubt": flags}, schema=_DOUBTS)

@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from rackbook import catalog, prefill_switches, published
 from rackbook.claims import Checks, Finding
 from rackbook.errors import DataError, ParameterError, one_of
-from rackbook.experiments import live, prefill_measured
+from rackbook.experiments import forward_runs, live, prefill_measured, vocabulary
 from rackbook.locations import DATA, shown
 from rackbook.models.gains import COMPOSITIONS, combined, from_time_cut, remaining
 from rackbook.runs import Run
-from rackbook.tables import column
 
 CHECKS = Checks("prefill_ablation")
+doubts = live.doubts
 
 K = 1024
 SIZED_FIX = "SWA bounded replay extended to layer 20"
@@ -108,7 +108,7 @@ def collect(params: Params) -> Evidence:
         DataError: the file of switches, or a stored run, is not what it should be.
         RackbookError: the measurement cannot start, or failed.
     """
-    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    run = forward_runs.run_of(CHECKS.topic, params)
     measured = prefill_measured.prefills(run)
     points = published.read("prefill_ablation")
     totals = published.read("prefill_ablation_total")
@@ -132,22 +132,6 @@ def collect(params: Params) -> Evidence:
         measured=measured,
         measured_gains=prefill_measured.gains(measured),
     )
-
-
-def measure(params: Params) -> Run:
-    """Time the prefills on ``cluster``, each switch on and off, and keep them as a run.
-
-    Raises:
-        RackbookError: the cluster cannot do it, or it failed on the way.
-    """
-    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
-
-    return bare_steps.measure(CHECKS.topic, params)
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
-    return live.doubts(evidence.run)
 
 
 def measured_subtitle(evidence: Evidence) -> str:
@@ -256,10 +240,10 @@ def own_total(params: Params) -> pl.DataFrame:
     columns = (
         "gains_of", "new_tokens", "min_total_gain_percent", "max_total_gain_percent", "origin", "source", "formula",
     )  # fmt: skip
-    rows = []
-    if total is not None:
-        rows = [(OWN, None, total - error, total + error, "measured", "own_total_gain_percent", f"± {error:g}")]
-    return pl.DataFrame(rows, schema=_types(columns), orient="row")
+    if total is None:
+        return vocabulary.frame(columns)
+    row = (OWN, None, total - error, total + error, "measured", "own_total_gain_percent", f"± {error:g}")
+    return vocabulary.frame(columns, [dict(zip(columns, row, strict=True))])
 
 
 def compositions(points: pl.DataFrame, totals: pl.DataFrame, params: Params) -> pl.DataFrame:
@@ -305,7 +289,7 @@ def compositions(points: pl.DataFrame, totals: pl.DataFrame, params: Params) -> 
                     "missing_reason": None if total else "no own_total_gain_percent to compare with",
                 }
             )
-    return pl.DataFrame(rows, schema=_types(tuple(rows[0])))
+    return vocabulary.frame(tuple(rows[0]), rows)
 
 
 def ladder(points: pl.DataFrame, new_tokens: int) -> pl.DataFrame:
@@ -494,10 +478,6 @@ def _formula(gains: Sequence[float], composition: str) -> str:
     if composition == "added":
         return " + ".join(f"{gain:g}" for gain in gains)
     return " · ".join(f"{1 + gain / 100:.4g}" for gain in gains) + " − 1"
-
-
-def _types(columns: tuple[str, ...]) -> dict[str, type[pl.DataType]]:
-    return {name: column(name).dtype for name in columns}
 
 
 def _one_print(what: str) -> Finding:

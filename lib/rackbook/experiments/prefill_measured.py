@@ -6,8 +6,8 @@ import polars as pl
 
 from rackbook import prefill_switches
 from rackbook.engine.cases import Case
+from rackbook.experiments import vocabulary
 from rackbook.runs import Run
-from rackbook.tables import column
 
 BASELINE = "baseline"
 PREFILLS = (
@@ -28,17 +28,14 @@ def prefills(run: Run | None) -> pl.DataFrame:
         Columns :data:`PREFILLS`; the throughput counts the new tokens of the one request on each rank.
     """
     if run is None:
-        return _empty(PREFILLS)
+        return vocabulary.frame(PREFILLS)
     rows = []
     for row in run.points().iter_rows(named=True):
         (request,) = Case.parse(row["bench_case"]).requests
         rate = 1e3 * request.query_tokens / row["forward_ms"]
         sizes = {"new_tokens": request.query_tokens, "cached_tokens": request.prefix_tokens}
         rows.append(row | sizes | {"prefill_tok_per_s_per_gpu": rate})
-    return pl.DataFrame(
-        [{name: row[name] for name in PREFILLS} for row in rows],
-        schema={name: column(name).dtype for name in PREFILLS},
-    )
+    return vocabulary.frame(PREFILLS, rows)
 
 
 def gains(measured: pl.DataFrame) -> pl.DataFrame:
@@ -81,10 +78,4 @@ def gains(measured: pl.DataFrame) -> pl.DataFrame:
                     "formula": f"{off[0]:.4g} ms ÷ {on[0]:.4g} ms − 1",
                 }
             )
-    if not rows:
-        return _empty(GAINS)
-    return pl.DataFrame(rows, schema={name: column(name).dtype for name in GAINS})
-
-
-def _empty(names: tuple[str, ...]) -> pl.DataFrame:
-    return pl.DataFrame(schema={name: column(name).dtype for name in names})
+    return vocabulary.frame(GAINS, rows)

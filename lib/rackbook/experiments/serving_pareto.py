@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CHECKS = Checks("serving_pareto")
+doubts = live.doubts
 CONDITIONS = (
     "engine",
     "hardware",
@@ -143,7 +144,7 @@ def collect(params: Params) -> Evidence:
         line=steps_by_acceptance(np.linspace(1, LONGEST, 51)),
         steps=steps_by_acceptance(sorted({1.0, params.acceptance_length, LONGEST})),
         run=run,
-        measured=schema("serving_measured").frame([] if run is None else run.points("loads")),
+        measured=live.points_of(run, "serving_measured", "loads"),
     )
 
 
@@ -159,15 +160,10 @@ def measure(params: Params) -> Run:
 
 
 def _measured(run: Run | None) -> pl.DataFrame:
-    rows = schema("serving_pareto").frame([] if run is None else run.points())
+    rows = live.points_of(run, "serving_pareto")
     return rows.with_columns(
         pl.lit(OWN_DEFINITION).alias("interactivity_definition"), pl.lit("real").alias("acceptance_kind")
     )
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt."""
-    return live.doubts(evidence.run)
 
 
 def with_curves(points: pl.DataFrame, relaxed: tuple[str, ...] = ()) -> pl.DataFrame:

@@ -14,19 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
-from rackbook.experiments import live
+from rackbook.experiments import live, parameter_rules, single_node_measured, single_node_steps
 from rackbook.models import memory, node_memory, node_throughput
 from rackbook.models.closed_loop import ClosedLoop
-from rackbook.models.graph_cover import MixedSteps
 from rackbook.models.node_throughput import K
 from rackbook.runs import Run
-from rackbook.tables import schema
 
 CHECKS = Checks("single_node")
+doubts = live.doubts
 
 MODEL = "deepseek-v4.1-flash"
 DECODING, OTHER = "decoding", "waiting and prefill"
-NUM_STEP_SIZES = 8
 
 
 class Params(BaseModel):
@@ -52,21 +50,12 @@ class Params(BaseModel):
     measured_ranks: int | None = Field(default=None, ge=1, description="ranks to measure with; the source's if none")
     measured_repeats: int = Field(default=3, ge=1, description="runs per load; intervals are over them")
 
-    @field_validator("capture_tokens")
-    @classmethod
-    def _ascending(cls, sizes: list[int]) -> list[int]:
-        if sizes != sorted(set(sizes)) or sizes[0] < 1:
-            raise ValueError(f"got {sizes}, allowed: whole numbers ≥ 1 in ascending order, each once")
-        return sizes
+    _ascending = field_validator("capture_tokens")(parameter_rules.ascending)
 
     @model_validator(mode="after")
     def _fits(self) -> Params:
+        parameter_rules.no_more_than_checked(self)
         per_request = 1 + self.draft_tokens
-        if self.acceptance_length > per_request:
-            raise ValueError(
-                f"acceptance_length: got {self.acceptance_length:g}, allowed: at most {per_request}, the drafted "
-                "tokens and the target's own"
-            )
         if self.requests_per_rank * per_request > self.max_step_tokens:
             raise ValueError(
                 f"max_step_tokens: got {self.max_step_tokens}, allowed: at least "
@@ -140,14 +129,14 @@ def collect(params: Params) -> Evidence:
         loop=loop,
         request_parts=request_parts(loop),
         acceptance=acceptance(params),
-        step_sizes=step_sizes(params),
-        cover=graph_cover(params),
+        step_sizes=single_node_steps.step_sizes(params),
+        cover=single_node_steps.graph_cover(params),
         weights=node_memory.weights_by_deployment(model.checkpoint),
         budget=node_memory.memory_budget(),
         kv=node_memory.kv_figures(footprint),
         candidates=node_memory.kv_candidates(footprint, params.max_model_len),
         run=run,
-        measured=schema("serving_measured").frame([] if run is None else run.points()),
+        measured=live.points_of(run, "serving_measured"),
     )
 
 
@@ -169,11 +158,6 @@ def measured_subtitle(evidence: Evidence) -> str:
         f"{row['hardware']} ({live.description(evidence.run)}), {row['model']}, random prompts; "
         f"{row['repeats']} runs per load, 95 % intervals"
     )
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt."""
-    return live.doubts(evidence.run)
 
 
 def workload(input_tokens: int, output_tokens: int) -> str:
@@ -307,98 +291,8 @@ def acceptance(params: Params) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def steps_of(params: Params) -> MixedSteps:
-    """The steps that the parameters describe."""
-    return MixedSteps(
-        requests_per_rank=params.requests_per_rank,
-        prompt_tokens=params.prompt_tokens,
-        output_tokens=params.output_tokens,
-        tokens_per_step=1 + params.acceptance_percent / 100 * params.draft_tokens,
-        draft_tokens=params.draft_tokens,
-        max_step_tokens=params.max_step_tokens,
-        num_ranks=params.num_ranks,
-    )
-
-
-def step_sizes(params: Params) -> pl.DataFrame:
-    """Size of a step by the number of prompts that start in it, and the smallest ceiling that covers it.
-
-    Returns:
-        num_new_prompts, step_tokens, graph_cover (a ceiling, or "none"), origin "modelled", source, formula.
-    """
-    steps = steps_of(params)
-    rows = []
-    for started in range(min(NUM_STEP_SIZES, params.requests_per_rank) + 1):
-        tokens = steps.step_tokens(started)
-        covering = [c for c in params.capture_tokens if c >= tokens]
-        rows.append(
-            {
-                "num_new_prompts": started,
-                "step_tokens": tokens,
-                "graph_cover": f"{covering[0]:,}" if covering else "none",
-                "origin": "modelled",
-                "source": "parameters",
-                "formula": f"{params.requests_per_rank - started} × {1 + params.draft_tokens} + "
-                f"{started} × {params.prompt_tokens:,}, at most {params.max_step_tokens:,}",
-            }
-        )
-    return pl.DataFrame(rows)
-
-
-def graph_cover(params: Params) -> pl.DataFrame:
-    """Share of the steps that each ceiling covers, between two ways in which requests can start.
-
-    Returns:
-        max_capture_tokens, num_new_prompts (most on any rank; null where not even decoding alone fits),
-        covered_low_percent (requests start independently), covered_high_percent (all in one wave), origin "modelled",
-        source, missing_reason.
-    """
-    steps = steps_of(params)
-    rows = []
-    for ceiling in params.capture_tokens:
-        most = steps.most_prompts_within(ceiling)
-        shares = sorted((steps.covered_if_independent(ceiling), steps.covered_if_together(ceiling)))
-        rows.append(
-            {
-                "max_capture_tokens": ceiling,
-                "num_new_prompts": most if most >= 0 else None,
-                "covered_low_percent": 100 * shares[0],
-                "covered_high_percent": 100 * shares[1],
-                "origin": "modelled",
-                "source": "parameters",
-                "missing_reason": None
-                if most >= 0
-                else f"{steps.decode_only_tokens:,} tokens of decoding alone do not fit",
-            }
-        )
-    return pl.DataFrame(rows, infer_schema_length=None)
-
-
 _ALONE = Finding(None, note="one printed figure of one run; the other figures do not determine it")
 _STATED = Finding(None, note="a statement about DeepInfer; no figure here bears on it")
-
-
-def _at(input_tokens: int, output_tokens: int, capture_tokens: int = 8192) -> dict[str, object]:
-    return {
-        "hardware": "B300", "num_gpus": 8, "model": MODEL, "concurrency": 2048, "max_capture_tokens": capture_tokens,
-        "input_tokens": input_tokens, "output_tokens": output_tokens,
-    }  # fmt: skip
-
-
-_MEASURABLE: dict[str, tuple[str, dict[str, object]]] = {
-    "output_128_1k": ("output_tok_per_s", _at(128, K)),
-    "output_128_1k_rounded": ("output_tok_per_s", _at(128, K)),
-    "total_128_1k": ("total_tok_per_s", _at(128, K)),
-    "tpot_128_1k_ms": ("tpot_ms", _at(128, K)),
-    "output_1k_1k": ("output_tok_per_s", _at(K, K)),
-    "tpot_1k_1k_ms": ("tpot_ms", _at(K, K)),
-    "graphs_1536": ("output_tok_per_s", _at(K, K, 1536)),
-    "graphs_8192": ("output_tok_per_s", _at(K, K)),
-    "prefill_tok_per_s": ("prefill_tok_per_s", _at(8 * K, 1)),
-    "acceptance_1k_percent": ("acceptance_percent", _at(K, K)),
-    "acceptance_8k_percent": ("acceptance_percent", _at(8 * K, K)),
-}
-"""Claims that a run on the source's node settles: the column and the claim's conditions."""
 
 
 def _check(*names: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[Evidence], Finding]]:
@@ -406,25 +300,15 @@ def _check(*names: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[E
 
     def register(function: Callable[[Evidence], Finding]) -> Callable[[Evidence], Finding]:
         for name in names:
-            CHECKS(name)(_measured_first(name, function) if name in _MEASURABLE else function)
+            CHECKS(name)(_measured_first(name, function) if name in single_node_measured.SETTLED else function)
         return function
 
     return register
 
 
 def _measured_first(name: str, otherwise: Callable[[Evidence], Finding]) -> Callable[[Evidence], Finding]:
-    value, conditions = _MEASURABLE[name]
-
     def check(evidence: Evidence) -> Finding:
-        if evidence.run is None:
-            return otherwise(evidence)
-        drafts = evidence.run.params.get("draft_tokens")
-        accepted = 100 * (pl.col("acceptance_length") - 1) / drafts if drafts else pl.lit(None, pl.Float64)
-        points = evidence.measured.with_columns(
-            (pl.col("total_tok_per_s") - pl.col("output_tok_per_s")).alias("prefill_tok_per_s"),
-            accepted.alias("acceptance_percent"),
-        )
-        return live.finding(evidence.run, points, value, conditions) or otherwise(evidence)
+        return single_node_measured.finding(name, evidence.run, evidence.measured) or otherwise(evidence)
 
     return check
 

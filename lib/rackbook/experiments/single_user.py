@@ -15,18 +15,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
-from rackbook.experiments import live
+from rackbook.experiments import live, parameter_rules
 from rackbook.models import rack
 from rackbook.models.interactivity import implied_step_ms, tpot_ms
 from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries
 from rackbook.models.speculation import ExpertWeights, expected_distinct_experts, read_ms
 from rackbook.runs import Run
-from rackbook.tables import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 CHECKS = Checks("single_user")
+doubts = live.doubts
 
 MODEL = "deepseek-v4.1-flash"
 SAME, INDEPENDENT = "all the same", "independent"
@@ -51,14 +51,7 @@ class Params(BaseModel):
     measured_prompts: int = Field(default=64, ge=1, description="requests per run, one at a time")
     measured_repeats: int = Field(default=3, ge=1, description="runs on each server")
 
-    @model_validator(mode="after")
-    def _no_more_than_checked(self) -> Params:
-        if self.acceptance_length > 1 + self.draft_tokens:
-            raise ValueError(
-                f"acceptance_length: got {self.acceptance_length:g}, allowed: at most {1 + self.draft_tokens}, "
-                "the drafted tokens and the target's own"
-            )
-        return self
+    _no_more_than_checked = model_validator(mode="after")(parameter_rules.no_more_than_checked)
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ def collect(params: Params) -> Evidence:
         reads=reads,
         floors=floors,
         run=run,
-        measured=schema("single_user_measured").frame([] if run is None else run.points()),
+        measured=live.points_of(run, "single_user_measured"),
     )
 
 
@@ -125,11 +118,6 @@ def measure(params: Params) -> Run:
     from rackbook.measurements import single_user  # what talks to vLLM is imported when it is needed
 
     return single_user.measure(params)
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
-    return live.doubts(evidence.run)
 
 
 def measured_subtitle(evidence: Evidence) -> str:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rackbook import claims, published
 from rackbook.claims import Checks, Finding
 from rackbook.errors import ParameterError
-from rackbook.experiments import live, step_breakdown_measured
+from rackbook.experiments import forward_runs, live, step_breakdown_measured, vocabulary
 from rackbook.importers.kernel_profiles import KernelProfiles, read_kernel_profiles
 from rackbook.models.amdahl import greatest_speedup, whole_speedup
 from rackbook.models.ep_scaling import EpScaling, fit_ep_scaling
@@ -31,9 +31,10 @@ from rackbook.models.kernel_components import (
     unassigned,
 )
 from rackbook.runs import Run
-from rackbook.tables import column, schema
+from rackbook.tables import schema
 
 CHECKS = Checks("step_breakdown")
+doubts = live.doubts
 
 PUBLISHED_RUN = "S1, published"
 _STAGES = ("before", "after")
@@ -119,7 +120,7 @@ def collect(params: Params) -> Evidence:
         ParameterError: a profile to compare with, but none to compare; a ``source`` that is not allowed.
         RackbookError: the measurement cannot start, or failed.
     """
-    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    run = forward_runs.run_of(CHECKS.topic, params)
     of_run = step_breakdown_measured.profiles(run)
     points = published.read("step_breakdown")
     parts = published_parts(points)
@@ -339,22 +340,6 @@ def profile_parts(components: pl.DataFrame) -> pl.DataFrame:
     ).select("run", "component", "step_share_percent", "origin", "source")
 
 
-def measure(params: Params) -> Run:
-    """Time the step on ``cluster``, kernel by kernel, and keep it as a run.
-
-    Raises:
-        RackbookError: the cluster cannot do it, or it failed on the way.
-    """
-    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
-
-    return bare_steps.measure(CHECKS.topic, params)
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
-    return live.doubts(evidence.run)
-
-
 def profile_setting(evidence: Evidence, params: Params) -> str:
     """Model and hardware of the profiles that are shown, for a subtitle; empty without one."""
     if evidence.run is not None and not evidence.measured.is_empty():
@@ -373,7 +358,7 @@ def comparison(components: pl.DataFrame, params: Params) -> pl.DataFrame:
     pair = (step_breakdown_measured.WITH_DRAFTER, step_breakdown_measured.TARGET_ONLY)
     if set(pair) <= set(components["run"]):
         return compare(components, pair)
-    return _empty(_COMPARISON)
+    return vocabulary.frame(_COMPARISON)
 
 
 def compare(components: pl.DataFrame, pair: tuple[str, str] = _STAGES) -> pl.DataFrame:
@@ -423,11 +408,7 @@ def _over_runs(
             .with_columns(pl.lit(name).alias("run"), pl.lit("measured").alias("origin"), pl.lit(source).alias("source"))
             .select(columns)
         )
-    return pl.concat(frames) if frames else _empty(columns)
-
-
-def _empty(columns: tuple[str, ...]) -> pl.DataFrame:
-    return pl.DataFrame(schema={name: column(name).dtype for name in columns})
+    return pl.concat(frames) if frames else vocabulary.frame(columns)
 
 
 def _moe_times() -> pl.DataFrame:
@@ -452,7 +433,7 @@ def _measured_share(evidence: Evidence, part: str) -> Finding | None:
     if found is None or found.found is None:
         return found
     claim = next(c for c in claims.register().claims if c.id == f"{CHECKS.topic}.{part}_share_percent")
-    if abs(float(found.found) - float(claim.value)) <= claim.tolerance:
+    if claims.Verdict(claim, found).verdict == "reproduced":
         return found
     size = evidence.measured_shares["ep_size"][0]
     return Finding(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from rackbook.errors import DataError
-from rackbook.importers.kernel_profiles import SUFFIX, KernelProfiles, read_kernel_profiles
+from rackbook.experiments import forward_runs, vocabulary
+from rackbook.importers.kernel_profiles import KernelProfiles
 from rackbook.models.kernel_components import by_component, over_ranks, read_patterns
 from rackbook.runs import Run
 from rackbook.tables import column
@@ -29,7 +30,7 @@ def steps(run: Run | None) -> pl.DataFrame:
         Columns :data:`STEPS`.
     """
     if run is None:
-        return _empty(STEPS)
+        return vocabulary.frame(STEPS)
     names = pl.col("bench_stage").replace_strict(_STAGES, default=pl.col("bench_stage"))
     return run.points().with_columns(names.alias("run")).select(STEPS)
 
@@ -48,14 +49,10 @@ def profiles(run: Run | None) -> dict[str, KernelProfiles]:
         of_stage = rows.filter(pl.col("bench_stage") == stage)
         if of_stage.is_empty():
             continue
-        row = of_stage.row(0, named=True)
-        case = row["bench_case"].partition("=")[0]
-        if not any(file.startswith(f"{stage}.{case}.rank") and file.endswith(SUFFIX) for file in run.files):
+        times = forward_runs.kernel_times(run, of_stage.row(0, named=True))
+        if times is None:
             raise DataError(f"run {run.id}: no kernel times of {stage}; measure with a plan that profiles")
-        read = read_kernel_profiles(
-            run.path / f"{stage}.{case}", stage=None, hardware=row["hardware"], model=row["model"], nsight_forwards=1
-        )
-        found[name] = read
+        found[name] = times
     return found
 
 
@@ -66,7 +63,7 @@ def shares(run: Run | None, found: dict[str, KernelProfiles]) -> pl.DataFrame:
         Columns :data:`SHARES`: one row per published part.
     """
     if run is None or TARGET_ONLY not in found:
-        return _empty(SHARES)
+        return vocabulary.frame(SHARES)
     row = steps(run).filter(pl.col("run") == TARGET_ONLY).row(0, named=True)
     components = by_component(over_ranks(found[TARGET_ONLY].kernels, "median"), read_patterns())
     parts = components.group_by("part_of_step", maintain_order=True).agg(pl.col("step_share_percent").sum())
@@ -77,7 +74,3 @@ def shares(run: Run | None, found: dict[str, KernelProfiles]) -> pl.DataFrame:
         pl.lit("measured").alias("origin"),
         pl.lit(run.id).alias("source"),
     )
-
-
-def _empty(names: tuple[str, ...]) -> pl.DataFrame:
-    return pl.DataFrame(schema={name: column(name).dtype for name in names})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from rackbook.importers.kernel_profiles import SUFFIX, read_kernel_profiles
+from rackbook.experiments import forward_runs, vocabulary
 from rackbook.models.kernel_components import over_ranks
 from rackbook.runs import Run
-from rackbook.tables import column
 
 MEGA_MOE = "mega_moe_impl"
 """In the name of the kernel that holds routed experts and their communication."""
@@ -30,15 +29,12 @@ def sizes(run: Run | None) -> pl.DataFrame:
         DataError: the kernel times are not what they should be.
     """
     if run is None:
-        return pl.DataFrame(schema={name: column(name).dtype for name in SIZES})
+        return vocabulary.frame(SIZES)
     rows = []
     for row in run.points().iter_rows(named=True):
         found, reason = _moe_ms(run, row)
         rows.append(row | {"moe_ms": found, "missing_reason": reason})
-    return pl.DataFrame(
-        [{name: row[name] for name in SIZES} for row in rows],
-        schema={name: column(name).dtype for name in SIZES},
-    ).sort("ep_size")
+    return vocabulary.frame(SIZES, rows).sort("ep_size")
 
 
 def points(measured: pl.DataFrame) -> pl.DataFrame:
@@ -53,13 +49,9 @@ def points(measured: pl.DataFrame) -> pl.DataFrame:
 
 
 def _moe_ms(run: Run, row: dict[str, object]) -> tuple[float | None, str | None]:
-    stage, case = str(row["bench_stage"]), str(row["bench_case"]).partition("=")[0]
-    if not any(file.startswith(f"{stage}.{case}.rank") and file.endswith(SUFFIX) for file in run.files):
+    profiles = forward_runs.kernel_times(run, row)
+    if profiles is None:
         return None, "the run holds no kernel times of this size"
-    profiles = read_kernel_profiles(
-        run.path / f"{stage}.{case}", stage=None, hardware=str(row["hardware"]), model=str(row["model"]),
-        nsight_forwards=1,
-    )  # fmt: skip
     least = over_ranks(profiles.kernels, "min").filter(pl.col("kernel").str.contains(MEGA_MOE, literal=True))
     if least.is_empty():
         return None, f"no kernel is called {MEGA_MOE}: another expert kernel ran on this hardware"

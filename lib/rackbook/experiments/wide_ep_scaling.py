@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
-from rackbook.experiments import live, wide_ep_measured
+from rackbook.experiments import forward_runs, live, parameter_rules, wide_ep_implied, wide_ep_measured
 from rackbook.models import wide_ep
 from rackbook.models.ep_scaling import EpScaling, popularity_read_in
 from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries, routed_gb
@@ -26,6 +26,7 @@ from rackbook.models.wide_ep import HALF_UNIT_MS
 from rackbook.runs import Run
 
 CHECKS = Checks("wide_ep_scaling")
+doubts = live.doubts
 
 MODEL = "deepseek-v4.1-flash"
 PRINTED_HARDWARE = "gb300"
@@ -56,21 +57,8 @@ class Params(BaseModel):
     measured_ep_sizes: list[int] = Field(default=[4, 8, 16, 32], min_length=1, description="sizes to measure")
     measured_context_tokens: int = Field(default=131_072, ge=2, description="context to measure at")
 
-    @field_validator("ep_sizes")
-    @classmethod
-    def _ascending(cls, sizes: list[int]) -> list[int]:
-        if sizes != sorted(set(sizes)) or sizes[0] < 1:
-            raise ValueError(f"got {sizes}, allowed: whole numbers ≥ 1 in ascending order, each once")
-        return sizes
-
-    @model_validator(mode="after")
-    def _no_more_than_checked(self) -> Params:
-        if self.acceptance_length > 1 + self.draft_tokens:
-            raise ValueError(
-                f"acceptance_length: got {self.acceptance_length:g}, allowed: at most {1 + self.draft_tokens}, "
-                "the drafted tokens and the target's own"
-            )
-        return self
+    _ascending = field_validator("ep_sizes")(parameter_rules.ascending)
+    _no_more_than_checked = model_validator(mode="after")(parameter_rules.no_more_than_checked)
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,7 @@ def collect(params: Params) -> Evidence:
         ParameterError: a ``source`` that is not allowed.
         RackbookError: the measurement cannot start, or failed.
     """
-    run = live.run_of(CHECKS.topic, params.source, lambda: measure(params))
+    run = forward_runs.run_of(CHECKS.topic, params)
     measured = wide_ep_measured.sizes(run)
     scaling = wide_ep.scaling(params.rest_ms)
     sizes = by_size(scaling, params)
@@ -134,13 +122,15 @@ def collect(params: Params) -> Evidence:
     return Evidence(
         points=published.read("wide_ep_scaling"),
         scaling=scaling,
-        fit=fit_table(scaling),
+        fit=wide_ep_implied.fit_table(scaling),
         curve=step_curve(scaling, params),
         steps=pl.concat([step_points(sizes), wide_ep_measured.points(measured)]),
         sizes=sizes,
         ratio_curve=ratio_curve(scaling, params),
         doublings=doublings(scaling, params),
-        bandwidth=bandwidth_table(scaling, params),
+        bandwidth=wide_ep_implied.bandwidth_table(
+            scaling, _checkpoint(), bandwidth_of(params), _bandwidth_origin(params)
+        ),
         roofline=roofline(scaling, params),
         coverage=coverage,
         coverage_at=coverage_at,
@@ -149,22 +139,6 @@ def collect(params: Params) -> Evidence:
         run=run,
         measured=measured,
     )
-
-
-def measure(params: Params) -> Run:
-    """Time the step on ``cluster`` at each size, kernel by kernel, and keep it as a run.
-
-    Raises:
-        RackbookError: the cluster cannot do it, or it failed on the way.
-    """
-    from rackbook.measurements import bare_steps  # what talks to vLLM is imported when it is needed
-
-    return bare_steps.measure(CHECKS.topic, params)
-
-
-def doubts(evidence: Evidence) -> pl.DataFrame:
-    """What speaks against using the run, one row each: run, doubt; empty without a run or a doubt."""
-    return live.doubts(evidence.run)
 
 
 def shown_sample(evidence: Evidence, sample: str) -> str:
@@ -187,50 +161,21 @@ def bandwidth_of(params: Params) -> float:
     return nominal.known if params.bandwidth_tb_per_s is None else params.bandwidth_tb_per_s
 
 
+def _bandwidth_origin(params: Params) -> str:
+    hardware = catalog.hardware(params.hardware)
+    if params.bandwidth_tb_per_s is None:
+        return f"nominal, {hardware.name}"
+    nominal = hardware.hbm_tb_per_s.value
+    instead = "unknown bandwidth" if nominal is None else f"{nominal:g} TB/s"
+    return f"as given, instead of the {instead} of {hardware.name}"
+
+
 def _checkpoint() -> catalog.Checkpoint:
     return catalog.model(MODEL).checkpoint
 
 
 def _nominal() -> float:
     return catalog.hardware(PRINTED_HARDWARE).hbm_tb_per_s.known
-
-
-def fit_table(scaling: EpScaling) -> pl.DataFrame:
-    """The fit's two numbers: quantity, value, low, high, unit, origin, source, formula.
-
-    Low and high say what the rounding of the two printed times allows; a two-point fit has no error bar.
-    """
-    constant, shared = float(scaling.rounding_ms(np.inf, HALF_UNIT_MS)), scaling.shared_rounding_ms(HALF_UNIT_MS)
-    (small, slow), (large, fast) = wide_ep.parts("moe").select("ep_size", "step_ms").iter_rows()
-    return _quantities(
-        [
-            (
-                "a: MoE time that does not shrink",
-                *_around(scaling.constant_ms, constant),
-                "ms",
-                f"{slow:g} − b ÷ {small}",
-            ),
-            (
-                "b: MoE time that the GPUs share",
-                *_around(scaling.shared_ms, shared),
-                "ms",
-                f"({slow:g} − {fast:g}) ÷ (1/{small} − 1/{large})",
-            ),
-        ],
-        source="S1",
-    )
-
-
-def _around(value: float, half: float) -> tuple[float, float, float]:
-    return value, value - half, value + half
-
-
-def _quantities(rows: list[tuple[str, float, float | None, float | None, str, str]], source: str) -> pl.DataFrame:
-    names = ("quantity", "value", "low", "high", "unit", "formula")
-    return pl.DataFrame(
-        [dict(zip(names, row, strict=True)) for row in rows],
-        schema_overrides={"low": pl.Float64, "high": pl.Float64},
-    ).select(*names[:-1], pl.lit("derived").alias("origin"), pl.lit(source).alias("source"), "formula")
 
 
 def _grid(params: Params) -> list[int]:
@@ -351,69 +296,6 @@ def doublings(scaling: EpScaling, params: Params) -> pl.DataFrame:
 def size_at_threshold(evidence: Evidence, params: Params) -> float:
     """The size to which a doubling gains exactly the threshold; a doubling to a larger one gains less."""
     return evidence.scaling.size_of_gain(params.gain_threshold_percent / 100)
-
-
-def bandwidth_table(scaling: EpScaling, params: Params) -> pl.DataFrame:
-    """The memory bandwidth that b implies if b is the reading of every routed expert, step by step.
-
-    Returns:
-        quantity, value, low, high, unit, origin "derived", source, formula; low and high from the rounding of the two
-        printed times alone.
-    """
-    shared, half = scaling.shared_ms, scaling.shared_rounding_ms(HALF_UNIT_MS)
-    bandwidth = bandwidth_of(params)
-    checkpoint = _checkpoint()
-    entries, draft = (n.known / 1e9 for n in (checkpoint.expert_entries, checkpoint.draft_expert_entries))
-    small, large = wide_ep.parts("moe")["ep_size"]
-    difference = 1 / small - 1 / large
-    with_scales, without = routed_gb(_checkpoint()), routed_gb(_checkpoint(), scales=False)
-    given = f"{bandwidth:g} TB/s"
-
-    def implied(weights_gb: float) -> tuple[float, float, float]:
-        return weights_gb / shared, weights_gb / (shared + half), weights_gb / (shared - half)
-
-    return _quantities(
-        [
-            (
-                "routed experts of the target",
-                entries - draft,
-                None,
-                None,
-                "billion weights",
-                f"{entries:g} − {draft:g}",
-            ),
-            ("their weights without scales", without, None, None, "GB", f"{checkpoint.expert_bits.known} bits each"),
-            ("their weights with scales", with_scales, None, None, "GB", "and one scale byte per 32 weights"),
-            ("bandwidth that b implies, without scales", *implied(without), "TB/s", "weights ÷ b"),
-            ("bandwidth that b implies, with scales", *implied(with_scales), "TB/s", "weights ÷ b"),
-            ("bandwidth of the memory", bandwidth, None, None, "TB/s", _bandwidth_origin(params)),
-            ("what b can read at that bandwidth", *_around(shared * bandwidth, half * bandwidth), "GB", f"b × {given}"),
-            (
-                f"growth of the other MoE time, DEP{small} to DEP{large}, if all is read at that bandwidth",
-                *_around((with_scales / bandwidth - shared) * difference, half * difference),
-                "ms",
-                f"(weights ÷ {given} − b) × (1/{small} − 1/{large})",
-            ),
-            (
-                "least bandwidth if what grows is an exchange in proportion to 1 − 1/EP",
-                with_scales / (shared + scaling.constant_ms),
-                None,
-                None,
-                "TB/s",
-                "weights ÷ (a + b)",
-            ),
-        ],
-        source="S1+vllm-recipe+vendor-hardware",
-    )
-
-
-def _bandwidth_origin(params: Params) -> str:
-    hardware = catalog.hardware(params.hardware)
-    if params.bandwidth_tb_per_s is None:
-        return f"nominal, {hardware.name}"
-    nominal = hardware.hbm_tb_per_s.value
-    instead = "unknown bandwidth" if nominal is None else f"{nominal:g} TB/s"
-    return f"as given, instead of the {instead} of {hardware.name}"
 
 
 def roofline(scaling: EpScaling, params: Params) -> pl.DataFrame:
