@@ -99,6 +99,14 @@ class Finding:
             raise ValueError(f"a finding is a finite number, true or false; got {self.found!r}. Nothing found is None")
 
 
+REMEASURED = 0.05
+"""Part of a claimed number by which a new measurement of it may differ and still reproduce it, where its tolerance is
+narrower.
+
+The tolerance of most claims is the rounding of the printed figure, which another machine of the same kind does not
+keep. How far two of them differ is printed nowhere: this is rackbook's own yardstick, an assumption.
+"""
+
 OPEN = Finding(None)
 """Nothing here bears on the claim; its settlement says what would."""
 
@@ -131,12 +139,19 @@ class Verdict:
         """
         if self.finding.found is None:
             return "open"
-        holds = abs(self.difference) <= self.claim.tolerance * (1 + 1e-9) + 1e-12
+        holds = abs(self.difference) <= self.tolerance * (1 + 1e-9) + 1e-12
         if self.finding.basis in ("measured", "simulated") and holds:
             return "reproduced"
         if holds:
             return "consistent"
         return "refuted" if self.finding.basis == "measured" else "inconsistent"
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference at which the claim holds: the claim's own, at least :data:`REMEASURED` if measured."""
+        if self.finding.basis == "measured" and not isinstance(self.claim.value, bool):
+            return max(self.claim.tolerance, REMEASURED * abs(self.claim.value))
+        return self.claim.tolerance
 
     @property
     def difference(self) -> float:
@@ -176,6 +191,7 @@ class Verdicts:
             rows.append(
                 v.claim.model_dump(exclude={"settlement"})
                 | {
+                    "tolerance": v.tolerance,
                     "found": v.finding.found,
                     "difference": difference,
                     "verdict": v.verdict,

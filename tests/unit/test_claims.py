@@ -134,7 +134,6 @@ def test_a_settlement_is_used_and_explains_its_variables(key):
 @pytest.mark.parametrize(
     ("basis", "inside", "outside"),
     [
-        ("measured", "reproduced", "refuted"),
         ("simulated", "reproduced", "inconsistent"),
         ("derived", "consistent", "inconsistent"),
         ("modelled", "consistent", "inconsistent"),
@@ -145,6 +144,18 @@ def test_the_word_follows_from_the_basis_and_the_tolerance(basis, inside, outsid
         assert word(claim(), found, basis) == inside
     for found in (0.954999, 0.965001, 0.0):
         assert word(claim(), found, basis) == outside
+
+
+@pytest.mark.parametrize("rounding", [0.0005, 0.3])
+def test_a_new_measurement_may_differ_by_five_percent_or_the_claims_own_tolerance(rounding):
+    printed = claim(value=2.0, tolerance=rounding)
+    limit = max(0.1, rounding)
+    for sign in (-1, 1):
+        assert word(printed, 2 + sign * limit * 0.999, "measured") == "reproduced"
+        assert word(printed, 2 + sign * limit * 1.001, "measured") == "refuted"
+    verdict = Verdict(printed, Finding(2.0, "measured"))
+    assert Verdicts([verdict]).records()[0]["tolerance"] == verdict.tolerance == pytest.approx(limit)
+    assert Verdict(printed, Finding(2.0, "derived")).tolerance == rounding
 
 
 def test_without_a_finding_a_claim_is_open():

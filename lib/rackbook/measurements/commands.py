@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rackbook.runs import Run
 
-LARGEST_KB = 200
+LARGEST_KB = 500
 """Largest run that is committed."""
 
 
