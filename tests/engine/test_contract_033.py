@@ -6,7 +6,7 @@ import pytest
 import vllm_033
 
 from rackbook import clusters, plans
-from rackbook.engine import launch
+from rackbook.engine import lab_settings, launch
 from rackbook.engine.cases import Case
 from rackbook.engine.fit import UnfitError
 
@@ -37,8 +37,10 @@ def _vllm(arguments: tuple[str, ...]) -> list[str] | None:
     """The words for vLLM's parser; None for a process that is none of its."""
     if launch.VLLM in arguments:
         return list(arguments[arguments.index(launch.VLLM) + 1 :])
-    if launch.LAB_SERVER in arguments:
-        words = list(arguments[arguments.index(launch.LAB_SERVER) + 1 :])
+    if launch.LAB_BENCH in arguments:
+        return list(arguments[arguments.index(launch.LAB_BENCH) + 1 :])
+    if lab_settings.SERVER in arguments:
+        words = list(arguments[arguments.index(lab_settings.SERVER) + 1 :])
         assert words[0] == "--model"
         return ["serve", words[1], *words[2:]]
     return None

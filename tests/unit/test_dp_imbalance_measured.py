@@ -20,7 +20,7 @@ from rackbook.replay.measurement import Design
 from rackbook.replay.targets import Settings
 from rackbook.replay.user_lockstep import simulate
 
-SMALL = {"length_scale": 1 / 640, "max_num_batched_tokens": 512, "users": 2, "think_s": 0.01, "pairs": 2, "lag_s": 0.02}
+SMALL = {"length_scale": 1 / 640, "max_num_batched_tokens": 512, "users": 2, "pairs": 2, "lag_s": 0.02}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +29,7 @@ def no_pauses(tmp_path_factory):
         patch.setattr(measurement, "_SETTLE_S", 0.0)
         patch.setattr(live, "TURNS", 6)
         patch.setattr(live, "LATENESS_MS", 2_000.0)  # other work may run on this machine
+        patch.setattr(live, "THINK_S", 0.01)
         patch.setenv("RACKBOOK_RUNS", str(tmp_path_factory.mktemp("runs")))
         yield
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rackbook.engine import lab_install, lab_model
-from rackbook.engine.lab import Lab, cores_by_rank
+from rackbook.engine.lab import Lab
 from rackbook.engine.lab_install import LabError
+from rackbook.engine.lab_settings import cores_by_rank
 from rackbook.errors import ParameterError
 
 
@@ -225,7 +226,7 @@ def test_the_command_is_local_and_a_users_options_win(tmp_path):
     lab, model = Lab(tmp_path / "lab"), lab_model.write(tmp_path / "model", layers=1, experts=2, dtype="float32")
     command = lab.command(model, 8123, 2, ["--max-num-seqs", "4"], {"VLLM_CPU_KVCACHE_SPACE": "3"})
     arguments = list(command.arguments)
-    assert arguments[0] == str(lab.python)
+    assert arguments[:4] == ["nice", "-n", "5", str(lab.python)], "the client must not wait for the ranks' cores"
     assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
     assert arguments[arguments.index("--data-parallel-size") + 1] == "2"
     assert arguments[-2:] == ["--max-num-seqs", "4"]

@@ -173,14 +173,14 @@ def ranks_on(cluster: Cluster, recipe: Recipe, wanted: int | None, published: in
         The number, and notes for the plan where it is not the published one.
     """
     if wanted is not None:
-        return wanted, (() if wanted == published else (f"{wanted} ranks as asked for; the source has {published}",))
+        return wanted, (() if wanted == published else (f"{_ranks(wanted)} as asked for; the source has {published}",))
     if cluster.num_gpus >= published:
         return published, ()
     found = cluster.num_gpus
     while found > 1 and not _spreads(cluster, recipe, found):
         found -= 1
     return max(found, 1), (
-        f"{found} ranks, as many as {cluster.key} allows; the source has {published}: not its claim",
+        f"{_ranks(found)}, as many as {cluster.key} allows; the source has {published}: not its claim",
     )
 
 
@@ -191,3 +191,7 @@ def _spreads(cluster: Cluster, recipe: Recipe, num_ranks: int) -> bool:
     except fit.UnfitError:
         return False
     return True
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"

@@ -14,7 +14,7 @@ from rackbook import catalog
 from rackbook.clusters import Cluster
 from rackbook.engine import forward_results, tasks
 from rackbook.engine.cases import Case
-from rackbook.engine.plan import RUN_FOLDER, Plan, Stage
+from rackbook.engine.plan import RUN_FOLDER, Plan, Stage, gpus
 from rackbook.engine.tasks import Say
 from rackbook.errors import RackbookError
 from rackbook.runs import Recorder
@@ -48,7 +48,7 @@ def measure(plan: Plan, run: Recorder, say: Say = lambda _: None) -> pl.DataFram
     ready = plan.replaced({RUN_FOLDER: str(work)} | addresses(plan))
     frames = []
     for stage in ready.stages:
-        say(f"{plan.topic}: {stage.name}, {stage.num_gpus} GPUs, about {stage.minutes:.0f} minutes")
+        say(f"{plan.topic}: {stage.name}, {gpus(stage.num_gpus)}, about {stage.minutes:.0f} minutes")
         frames.append(_stage(stage, run, work, say))
     shutil.rmtree(work)
     cluster = plan.cluster

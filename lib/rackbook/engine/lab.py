@@ -7,21 +7,17 @@ are not here. What is here is vLLM's own scheduler, engine, API server and data-
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rackbook import cache
-from rackbook.engine import lab_install, lab_model
+from rackbook.engine import lab_install, lab_model, lab_settings
 from rackbook.engine.lab_install import LabError, Say
 from rackbook.engine.readiness import free_port
 from rackbook.engine.server import START_TIMEOUT_S, Server, serve
 from rackbook.engine.starting import Command
 from rackbook.errors import ParameterError
-
-SERVED_MODEL = "lab"
-_KV_CACHE_GIB = 1
 
 
 class Lab:
@@ -83,25 +79,13 @@ class Lab:
         """What starts a server: see :meth:`server` for the arguments."""
         if num_ranks < 1:
             raise ParameterError(f"num_ranks: got {num_ranks}, allowed: 1 or more")
-        ranks = ("--data-parallel-size", f"{num_ranks}") if num_ranks > 1 else ()
-        settings = {
-            "VLLM_CPU_KVCACHE_SPACE": f"{_KV_CACHE_GIB}",
-            "VLLM_CPU_OMP_THREADS_BIND": cores_by_rank(sorted(os.sched_getaffinity(0)), num_ranks),
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONDONTWRITEBYTECODE": "",  # compiling vLLM's imports anew in each of its processes takes minutes
-        }
         return Command(
             role="server",
-            arguments=(
-                # the program `vllm` looks for a distribution of that name and does not find this one
-                f"{self.python}", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server",
-                "--host", "127.0.0.1", "--port", f"{port}", "--model", f"{model}",
-                "--served-model-name", SERVED_MODEL, "--dtype", _dtype(model), "--enforce-eager", *ranks,
-                *extra_arguments,
+            arguments=lab_settings.server(
+                str(self.python), str(model), port, num_ranks, _dtype(model), extra_arguments
             ),
-            environment=settings | dict(environment or {}),
-        )  # fmt: skip
+            environment=lab_settings.environment(num_ranks) | dict(environment or {}),
+        )
 
     def server(
         self,
@@ -144,26 +128,8 @@ class Lab:
         )  # fmt: skip
 
 
-def cores_by_rank(cores: Sequence[int], num_ranks: int) -> str:
-    """Share out the cores: equally, one left to the API server and the client where there are more cores than ranks.
-
-    vLLM's own choice gives every data-parallel rank the same core, which makes the ranks wait for each other.
-
-    Args:
-        cores: numbers of the cores that may be used.
-        num_ranks: data-parallel ranks.
-
-    Returns:
-        Cores of each rank, as vLLM reads it: ranks between bars, cores between commas.
-    """
-    each = max(1, (len(cores) - 1) // num_ranks)
-    start = len(cores) - each * num_ranks if len(cores) > num_ranks else 0
-    shares = [[cores[(start + rank * each + place) % len(cores)] for place in range(each)] for rank in range(num_ranks)]
-    return "|".join(",".join(str(core) for core in share) for share in shares)
-
-
 def _dtype(model: Path) -> str:
-    """The type of a model's weights, named because vLLM otherwise rounds 32-bit weights to 16 bits."""
+    """The type of a model's weights."""
     try:
         return str(json.loads((model / "config.json").read_text("utf-8"))["dtype"])
     except (OSError, ValueError, LookupError) as problem:

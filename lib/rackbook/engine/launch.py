@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rackbook.clusters import Cluster
-from rackbook.engine import fit
+from rackbook.engine import fit, lab_model, lab_settings
 from rackbook.engine.plan import Process
 
 RANK_SCRIPT = Path(__file__).with_name("slurm_rank.py")
 LAB_PYTHON = "LAB_PYTHON"
 """Stands for the lab's Python, until it is known where it lies."""
 
+LAB_MODEL = "LAB_MODEL"
+"""Stands for the folder of the model that the lab makes itself."""
+
+LAB_BENCH = "LAB_BENCH"
+"""Stands for the file with which ``vllm bench serve`` starts there."""
+
 VLLM = "vllm.entrypoints.cli.main"
-LAB_SERVER = "vllm.entrypoints.openai.api_server"
-LAB_OWN = ("--served-model-name", "lab", "--enforce-eager")
-"""What the lab's own servers are started with."""
 _HYBRID = "--data-parallel-hybrid-lb"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 SERVER_PORT = 8000
@@ -212,9 +215,6 @@ def _lab_server(
     role: str,
     port: int,
 ) -> Process:
-    sizes = ("--data-parallel-size", str(num_ranks)) if num_ranks > 1 else ()
-    command = (
-        *python(cluster), "-m", LAB_SERVER, "--model", model, *sizes, *arguments, "--host", "127.0.0.1", "--port",
-        str(port),
-    )  # fmt: skip
-    return Process(role, command, dict(cluster.environment) | dict(environment))
+    command = lab_settings.server(LAB_PYTHON, model, port, num_ranks, lab_model.Shape().dtype, arguments)
+    variables = lab_settings.environment(num_ranks) | dict(cluster.environment) | dict(environment)
+    return Process(role, command, variables)

@@ -172,13 +172,14 @@ class Plan:
     def text(self) -> str:
         """The plan as a person reads it: every process, argument and variable."""
         cluster, launcher = self.cluster, self.cluster.launcher.kind
-        size = f"{cluster.num_hosts} × {cluster.num_gpus_per_host} GPUs" if cluster.num_gpus else "no GPU"
+        most = f"{gpus(self.num_gpus)} at most" if self.num_gpus else gpus(0)
+        size = f"{cluster.num_hosts} × {gpus(cluster.num_gpus_per_host)}" if cluster.num_gpus else gpus(0)
         lines = [
             f"{self.topic} on {cluster.key} ({cluster.name}, {size}, {launcher}), recipe {self.recipe.key}",
-            f"{self.num_gpus} GPUs at most, about {self.minutes:.0f} minutes and {self.gpu_minutes:.0f} GPU-minutes",
+            f"{most}, about {self.minutes:.0f} minutes and {self.gpu_minutes:.0f} GPU-minutes",
         ]
         for number, stage in enumerate(self.stages, start=1):
-            lines += ["", f"stage {number} of {len(self.stages)}: {stage.name}, {stage.num_gpus} GPUs"]
+            lines += ["", f"stage {number} of {len(self.stages)}: {stage.name}, {gpus(stage.num_gpus)}"]
             lines += _wrapped(f"  about {stage.minutes:.1f} minutes: {stage.basis}", "    ")
             groups = [("server", stage.services)] if stage.services else []
             groups += [(f"step {place}", step) for place, step in enumerate(stage.steps, start=1)]
@@ -191,10 +192,17 @@ class Plan:
             lines.append(f"HOST_0 … stand for the hosts' addresses: {_address_source(cluster)}")
         lines.append(f"{RUN_FOLDER} stands for the folder of the run")
         if cluster.is_lab:
-            lines.append("LAB_PYTHON and LAB_MODEL stand for the lab's Python and the model that it makes itself;")
-            lines.append("each rank is bound to cores of its own, and the port is a free one when it runs")
+            lines.append(
+                "LAB_PYTHON and LAB_MODEL stand for the lab's Python and the model that it makes itself, LAB_BENCH"
+            )
+            lines.append("for the file that starts vllm bench serve there; the port is a free one when it runs")
         lines += [line for note in self.notes for line in _wrapped(f"note: {note}", "  ")]
         return "\n".join(lines)
+
+
+def gpus(number: int) -> str:
+    """A number of GPUs in words."""
+    return "no GPU" if not number else "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
@@ -208,10 +216,9 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _where(process: Process, cluster: Cluster) -> str:
-    gpus = f"{process.num_gpus} GPUs" if process.num_gpus else "no GPU"
     cores = f", cores {','.join(map(str, process.cores))}" if process.cores else ""
     host = "" if cluster.num_hosts == 1 else f", host {process.host_index}"
-    return f"{process.role}{host}, {gpus}{cores}"
+    return f"{process.role}{host}, {gpus(process.num_gpus)}{cores}"
 
 
 def _command(process: Process) -> list[str]:

@@ -79,7 +79,6 @@ class Params(BaseModel):
     base_url: str = Field(default="", description="servers of yours to measure instead; see the notebook's last part")
     pairs: int = Field(default=4, ge=1, le=1000, description="pairs of a mirror and a lag replay to measure")
     users: int = Field(default=6, ge=0, le=100_000, description="per rank, in the measured replays; 0: open loop")
-    think_s: float = Field(default=0.5, ge=0, le=3600, description="mean time from an answer to the user's next turn")
 
     @field_validator("ranks")
     @classmethod

@@ -74,7 +74,7 @@ class Recorded:
     def load(self) -> str:
         """How the requests went out, in a few words."""
         users = self.params["users"]
-        think_s = self.params["think_s"]
+        think_s = self._trace_and_facts[1]["think_s"]
         return (
             f"closed loop, {users} users per rank who think for {think_s:g} s on average"
             if users
@@ -184,7 +184,7 @@ class Recorded:
     def _load(self, schedule: str, num_ranks: int, slower: float) -> Load:
         lag_s = self.params["lag_s"] if schedule == paired_losses.LAG else 0.0
         if self.params["users"]:
-            think_s = slower * self.params["think_s"]  # else slower steps would hold other requests
+            think_s = slower * self._trace_and_facts[1]["think_s"]  # else slower steps would hold other requests
             return closed_loop(
                 self.trace, num_ranks, lag_s, users=self.params["users"], think_s=think_s, seed=self.params["seed"]
             )

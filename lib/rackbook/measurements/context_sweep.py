@@ -12,7 +12,7 @@ import polars as pl
 
 from rackbook import clusters, runs
 from rackbook.clusters import Cluster
-from rackbook.engine import decode_steps
+from rackbook.engine import decode_steps, lab_settings
 from rackbook.engine.decode_steps import Batch
 from rackbook.engine.fit import UnfitError
 from rackbook.engine.lab import Lab
@@ -31,9 +31,6 @@ FILL = '{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both"}'
 
 UNSTABLE = 0.2
 """Half the interval over repeats ÷ their mean, above which a point is flagged."""
-
-LAB_KV_CACHE_GIB = 1
-"""What the lab gives a rank."""
 
 _VOCABULARY = 1024
 
@@ -188,10 +185,10 @@ def _fit_lab(params: Wanted, kv_tokens: int, kv_bytes_per_token: int) -> None:
             "no drafter in the CPU lab's model", f"one for {params.measured_draft_tokens} drafts per step",
             "Set measured_draft_tokens to 0",
         )  # fmt: skip
-    room = LAB_KV_CACHE_GIB * 2**30 // kv_bytes_per_token
+    room = lab_settings.KV_CACHE_GIB * 2**30 // kv_bytes_per_token
     if kv_tokens > room:
         raise UnfitError(
-            f"room for {room:,} tokens in the lab's KV cache of {LAB_KV_CACHE_GIB} GiB",
+            f"room for {room:,} tokens in the lab's KV cache of {lab_settings.KV_CACHE_GIB} GiB",
             f"{kv_tokens:,} tokens on a rank",
             "Lower measured_contexts or measured_requests_per_rank",
         )

@@ -16,6 +16,7 @@ import polars as pl
 from rackbook import runs
 from rackbook.errors import DataError
 from rackbook.measurements.dp_imbalance_servers import ALONE, TOGETHER, Servers, set_ups
+from rackbook.plans.dp_imbalance import LAB_STEP_TOKENS
 from rackbook.replay import trace_files, traces
 from rackbook.replay.traces import Trace
 
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["ALONE", "TOGETHER", "design", "live_trace", "measure", "read_trace"]
 
 TOPIC = "dp_imbalance"
-TURNS = 16
+TURNS = 8
 """Requests of a user in closed loop, on average."""
+
+THINK_S = 0.5
+"""Mean time from an answer to the same user's next request."""
 
 TIMEOUT_S = 600.0
 LATENESS_MS = 5.0
@@ -36,7 +40,6 @@ LAB_LENGTH_SCALE = 1 / 256
 """Agent prompts of some 50,000 tokens, cut down to what a CPU computes in a second."""
 CONTEXT_TOKENS, LAB_CONTEXT_TOKENS = 262_000, 16_000
 """Longest prompts that are drawn; a little less than the servers that are started here take."""
-LAB_STEP_TOKENS = 2_048
 LAB_LATENESS_MS = 100.0
 """On the lab the client shares the cores with the servers; requests take hundreds of milliseconds there."""
 
@@ -76,7 +79,7 @@ def design(params: Params, trace: Trace, num_ranks: int, step_tokens: int) -> De
         lag_s=params.lag_s,
         pairs=params.pairs,
         users=params.users,
-        think_s=params.think_s,
+        think_s=THINK_S,
         seed=params.seed,
         probe_lengths=tuple(sorted({max(1, round(part * step_tokens)) for part in PROBES})),
     )
@@ -115,7 +118,7 @@ def measure(params: Params) -> Run:
         )
         run.write_json(
             "load.json",
-            {"trace": trace.name, "origin": trace.origin, "step_tokens": step_tokens},
+            {"trace": trace.name, "origin": trace.origin, "step_tokens": step_tokens, "think_s": THINK_S},
         )
         tables = _Tables(run)
         for servers in set_ups(params, cluster, run, step_tokens, say):

@@ -132,11 +132,9 @@ def _on_lab(run: Recorder, step_tokens: int, say: Callable[[str], None]) -> Iter
 
 
 def _cores(num_ranks: int) -> list[str]:
-    import os
+    from rackbook.engine.lab_settings import cores_by_rank, usable_cores
 
-    from rackbook.engine.lab import cores_by_rank
-
-    return cores_by_rank(sorted(os.sched_getaffinity(0)), num_ranks).split("|")
+    return cores_by_rank(usable_cores(), num_ranks).split("|")
 
 
 def _on_cluster(params: Params, cluster: Cluster, run: Recorder, say: Callable[[str], None]) -> Iterator[Servers]:

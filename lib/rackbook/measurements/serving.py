@@ -11,7 +11,7 @@ import polars as pl
 
 from rackbook.engine import bench_runs, forward_run, lab_bench, launch, logs
 from rackbook.engine.lab import Lab
-from rackbook.engine.plan import RUN_FOLDER, Plan, Process, Stage
+from rackbook.engine.plan import RUN_FOLDER, Plan, Process, Stage, gpus
 from rackbook.engine.readiness import free_port
 from rackbook.engine.server import serve
 from rackbook.engine.starting import ROUTER, Command
@@ -19,9 +19,6 @@ from rackbook.errors import RackbookError
 from rackbook.measurements.recording import keep_server, say
 from rackbook.runs import Recorder
 from rackbook.tables import column
-
-LAB_MODEL = "LAB_MODEL"
-"""Stands for the folder of the lab's model in a plan."""
 
 _NEWS_S = 1.0  # until the end of a process is heard of
 
@@ -55,16 +52,18 @@ def ready(plan: Plan, run: Recorder, lab: Lab | None = None) -> Plan:
     if not plan.cluster.is_lab:
         return plan.replaced(words)
     lab, port = lab or Lab(), free_port()
-    model = lab.model()
-    words |= {launch.LAB_PYTHON: str(lab.python), LAB_MODEL: str(model)}
-    words |= {f"127.0.0.1:{launch.SERVER_PORT}": f"127.0.0.1:{port}"}
-    variables = lab.command(model, port).environment  # what the lab's own servers run with
+    words |= {
+        launch.LAB_PYTHON: str(lab.python),
+        launch.LAB_BENCH: lab_bench.__file__,
+        launch.LAB_MODEL: str(lab.model()),
+        f"127.0.0.1:{launch.SERVER_PORT}": f"127.0.0.1:{port}",
+    }
     replaced = plan.replaced(words)
     stages = tuple(
         dataclasses.replace(
             stage,
-            services=tuple(_on_lab(process, str(port), variables) for process in stage.services),
-            steps=tuple(tuple(_on_lab(process, str(port), variables) for process in step) for step in stage.steps),
+            services=tuple(_at_port(process, str(port)) for process in stage.services),
+            steps=tuple(tuple(_at_port(process, str(port)) for process in step) for step in stage.steps),
         )
         for stage in replaced.stages
     )
@@ -93,7 +92,7 @@ def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
     for process in stage.services:
         run.process(process.command, process.environment, role=f"{stage.name}, {process.role}")
     log = run.raw(f"{stage.name}.server.full.log")
-    say(f"{plan.topic}: {stage.name}, {stage.num_gpus} GPUs, about {stage.minutes:.0f} minutes")
+    say(f"{plan.topic}: {stage.name}, {gpus(stage.num_gpus)}, about {stage.minutes:.0f} minutes")
     clients = [process for step in stage.steps for process in step]
     engines = engine_urls(stage.services) if any(process.role == ROUTER for process in stage.services) else []
     with serve(commands, base_url(clients), log, ready_urls=engines, say=say) as server:
@@ -150,11 +149,8 @@ def base_url(clients: Sequence[Process]) -> str:
     return arguments[arguments.index("--base-url") + 1]
 
 
-def _on_lab(process: Process, port: str, environment: Mapping[str, str]) -> Process:
+def _at_port(process: Process, port: str) -> Process:
     words = list(process.arguments)
-    if launch.VLLM in words:  # which does not start there
-        at = words.index(launch.VLLM)
-        words[at - 1 : at + 1] = [lab_bench.__file__]
     if "--port" in words:
         words[words.index("--port") + 1] = port
-    return dataclasses.replace(process, arguments=tuple(words), environment=environment | process.environment)
+    return dataclasses.replace(process, arguments=tuple(words))

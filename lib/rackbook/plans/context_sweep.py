@@ -67,7 +67,7 @@ def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
             "Set measured_draft_tokens to 0",
         )  # fmt: skip
     arguments = (
-        *launch.LAB_OWN, "--enable-logging-iteration-details", "--no-enable-prefix-caching", "--max-num-seqs",
+        "--enable-logging-iteration-details", "--no-enable-prefix-caching", "--max-num-seqs",
         str(max(2, settings.measured_requests_per_rank)),
         *argument("--kv-transfer-config", {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}),
     )  # fmt: skip

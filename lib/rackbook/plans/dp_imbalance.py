@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rackbook.clusters import Cluster
-from rackbook.engine import fit, launch
+from rackbook.engine import fit, lab_model, lab_settings, launch
 from rackbook.engine.plan import Plan, Process, Stage
 from rackbook.plans import serving
 from rackbook.plans.settings import Settings as _Settings
@@ -15,6 +15,8 @@ from rackbook.recipes import Recipe
 
 MAX_MODEL_LEN = 262_144
 _PAIRS_MINUTES = 10.0
+LAB_STEP_TOKENS = 2_048
+"""Most tokens that a rank of the lab computes in a step."""
 PUBLISHED_RANKS = [2, 4]
 
 
@@ -68,22 +70,24 @@ def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int,
 def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
     """Two ranks in one server, then one server per rank, which share nothing but the machine."""
     arguments = (
-        *launch.LAB_OWN, "--max-num-batched-tokens", str(settings.max_num_batched_tokens),
+        "--dtype", lab_model.COMPUTE_DOMINATED["dtype"],
+        "--max-num-batched-tokens", str(min(settings.max_num_batched_tokens, LAB_STEP_TOKENS)),
         "--enable-logging-iteration-details", "--no-enable-prefix-caching",
     )  # fmt: skip
 
-    def served(num_ranks: int, port: int) -> tuple[Process, ...]:
+    def served(num_ranks: int, port: int, cores: str | None = None) -> tuple[Process, ...]:
         return launch.server(
             cluster, model=serving.model_of(cluster, recipe), num_ranks=num_ranks, gpus_per_rank=1,
-            arguments=arguments, environment=recipe.variables("aggregated"), role="server",
+            arguments=arguments, environment=lab_settings.environment(num_ranks, cores), role="server",
             parameter="ranks", port=port,
         )  # fmt: skip
 
     took = serving.lab_duration(recipe, _PAIRS_MINUTES)
     port = launch.SERVER_PORT
+    first, second = lab_settings.cores_by_rank(lab_settings.usable_cores(), 2).split("|")
     stages = (
         Stage("together", took.minutes, took.basis, services=served(2, port)),
-        Stage("alone", took.minutes, took.basis, services=(*served(1, port), *served(1, port + 1))),
+        Stage("alone", took.minutes, took.basis, services=(*served(1, port, first), *served(1, port + 1, second))),
     )
     notes = (
         "two ranks on two cores; the source has two and four",

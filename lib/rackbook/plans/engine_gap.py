@@ -95,7 +95,8 @@ def _served(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int
     filled = FILLED if lab else FILLED | {"kv_connector_extra_config": {"startup_fill": True}}
     longest = recipe.context_limit if lab else max(min(MAX_MODEL_LEN, recipe.context_limit), prompt + answer)
     arguments = (
-        *recipe.arguments("aggregated", without=("--speculative-config", "--load-format")), "--load-format", "dummy",
+        *recipe.arguments("aggregated", without=("--speculative-config", "--load-format")),
+        *(() if lab else ("--load-format", "dummy")),  # the lab's weights lie in a file
         "--max-model-len", str(longest), "--max-num-seqs", str(per_rank), "--no-enable-prefix-caching",
         "--enable-logging-iteration-details", *drafter, *argument("--kv-transfer-config", filled),
     )  # fmt: skip

@@ -89,7 +89,7 @@ def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int,
 
 def _lab_plan(recipe: Recipe, cluster: Cluster) -> Plan:
     """A server whose plug-in writes down which experts the router chose."""
-    arguments = (*launch.LAB_OWN, "--no-enable-prefix-caching", "--max-num-seqs", str(_LAB_REQUESTS))
+    arguments = ("--no-enable-prefix-caching", "--max-num-seqs", str(_LAB_REQUESTS))
     services = launch.server(
         cluster, model=serving.model_of(cluster, recipe), num_ranks=1, gpus_per_rank=1, arguments=arguments,
         environment=recipe.variables("aggregated") | {"RACKBOOK_ROUTED_EXPERTS_DIR": f"{RUN_FOLDER}/routed"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rackbook import published
 from rackbook.clusters import Cluster
-from rackbook.engine import bench, fit, launch
+from rackbook.engine import bench, fit, lab_settings, launch
 from rackbook.engine.bench import Load
 from rackbook.engine.plan import RUN_FOLDER, Needs, Process
 from rackbook.recipes import Recipe
@@ -61,7 +61,7 @@ def whole(cluster: Cluster, sizes: Iterable[int]) -> tuple[list[int], tuple[str,
 
 def model_of(cluster: Cluster, recipe: Recipe) -> str:
     """What a server loads; for the lab the word that stands for the model that it makes itself."""
-    return "LAB_MODEL" if cluster.is_lab else recipe.model_id
+    return launch.LAB_MODEL if cluster.is_lab else recipe.model_id
 
 
 def clients(
@@ -87,7 +87,13 @@ def clients(
         first_seed: seed of the first run.
         extra: further arguments.
     """
-    start = (*launch.python(cluster), "-m", launch.VLLM, "bench", "serve")
+    if cluster.is_lab:
+        start, extra = (
+            (*launch.python(cluster), launch.LAB_BENCH, "bench", "serve"),
+            (*extra, *lab_settings.CLIENT_MODEL),
+        )
+    else:
+        start = (*launch.python(cluster), "-m", launch.VLLM, "bench", "serve")
     steps, seed = [], first_seed
     for repeat in range(1, repeats + 1):
         for load in loads:
