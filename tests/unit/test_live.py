@@ -94,7 +94,7 @@ def test_recorded_is_the_newest_committed_run(tmp_path):
 
 def test_a_run_is_described_in_a_line():
     run = recorded("loaded")
-    assert live.description(run) == f"made up, {run.provenance['started_utc'][:10]}; 1 doubts"
+    assert live.description(run) == f"made up, {run.provenance['started_utc'][:10]}; 1 doubt"
 
 
 def test_doubts_are_the_flags_of_the_run_that_is_shown():

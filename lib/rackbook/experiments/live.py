@@ -123,7 +123,7 @@ def description(run: Run | None) -> str:
         " and ".join(f"{g['count']}× {g['name']}" for g in gpus) if gpus else machine.get("cpu") or "CPU not recorded"
     )
     version = run.provenance.get("vllm")
-    doubts = f"; {len(run.flags)} doubts" if run.flags else ""
+    doubts = f"; {len(run.flags)} doubt{'s' if len(run.flags) > 1 else ''}" if run.flags else ""
     return f"{what}, {f'vLLM {version}, ' if version else ''}{run.provenance['started_utc'][:10]}{doubts}"
 
 

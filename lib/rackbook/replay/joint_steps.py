@@ -56,10 +56,11 @@ def _shifted(frame: pl.DataFrame, by: int) -> pl.DataFrame:
 
 def _shift(first: pl.DataFrame, other: pl.DataFrame) -> int:
     """What to add to the other's numbers; the smallest shift among equally good ones."""
+    times = dict(first.select("iteration", "ms").iter_rows())
+    others = other.select("iteration", "ms").rows()
 
     def agreeing(shift: int) -> int:
-        both = first.join(_shifted(other, shift), on="iteration")
-        shorter, longer = (function("ms", "ms_right") for function in (pl.min_horizontal, pl.max_horizontal))
-        return both.select((shorter >= (1 - SAME) * longer).sum()).item()
+        pairs = ((ms, times[number + shift]) for number, ms in others if number + shift in times)
+        return sum(min(pair) >= (1 - SAME) * max(pair) for pair in pairs)
 
     return max(sorted(_SHIFTS, key=abs), key=agreeing)
