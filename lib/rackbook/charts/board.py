@@ -39,7 +39,9 @@ def verdicts_by_notebook(counts: pl.DataFrame) -> alt.LayerChart:
         detail="verdict:N",
         text=alt.condition("datum.num_claims > 1", "num_claims:Q", alt.value("")),
     )
-    return (bars + numbers).properties(
+    return alt.layer(
+        bars,
+        numbers,
         name="verdicts_by_notebook",
         width=460,
         height=alt.Step(22),
@@ -93,7 +95,9 @@ def found_against_claimed(ratios: pl.DataFrame) -> alt.LayerChart:
         )
     )
     within = ratios.filter(pl.col("verdict").is_in(["reproduced", "consistent"])).height
-    return (zero + dots).properties(
+    return alt.layer(
+        zero,
+        dots,
         name="found_against_claimed",
         width=460,
         height=alt.Step(22),

@@ -80,7 +80,10 @@ def revenue_by_output_share(lines: pl.DataFrame, revenue: pl.DataFrame, *, subti
         .mark_text(align="right", dy=-7, color=theme.VERMILLION, fontSize=11)
         .encode(x=x, y=y, text=alt.Text("usd_per_gpu_hour:Q", format=",.2f"))
     )
-    return (curves + rule + words).properties(
+    return alt.layer(
+        curves,
+        rule,
+        words,
         name="revenue_by_output_share",
         title=theme.headline("Revenue of a GPU-hour against the share of output, by hit rate of the input", subtitle),
     )
@@ -138,7 +141,10 @@ def break_even_throughput(lines: pl.DataFrame, now: pl.DataFrame, *, subtitle: s
         .encode(x=x, y=y, tooltip=theme.tooltip("gpu_hour_cost_usd", "total_tok_per_s_per_gpu"))
     )
     words = layers.numbers(now, x, y, "total_tok_per_s_per_gpu", ",.0f", dx=12, color=theme.VERMILLION, font_size=11)
-    return (curves + dot + words).properties(
+    return alt.layer(
+        curves,
+        dot,
+        words,
         name="break_even_throughput",
         title=theme.headline("Throughput at which a GPU-hour earns what it costs: below its line it loses", subtitle),
     )

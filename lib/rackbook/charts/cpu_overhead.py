@@ -32,9 +32,10 @@ def fixes_before_after(points: pl.DataFrame, *, subtitle: str) -> alt.VConcatCha
     rows = []
     for (pr,), group in points.group_by("pr", maintain_order=True):
         metrics = [name for name in _LADDER if group[name].null_count() == 0]
-        row = alt.hconcat(*(_metric(group, name) for name in metrics), spacing=24)
-        rows.append(row.properties(title=_row_title(group, pr)))
-    return alt.vconcat(*rows, spacing=18).properties(
+        rows.append(alt.hconcat(*(_metric(group, name) for name in metrics), spacing=24, title=_row_title(group, pr)))
+    return alt.vconcat(
+        *rows,
+        spacing=18,
         name="fixes_before_after",
         title=theme.headline("The host-side fixes, each on its own metrics", subtitle),
     )
@@ -67,7 +68,10 @@ def sync_waited_for_and_hidden(split: pl.DataFrame, *, subtitle: str) -> alt.Lay
     numbers = layers.numbers(ordered, "middle_ms:Q", y, "dp_sync_ms", ".2f", dy=14)
     hidden = split.filter((pl.col("stage") == "before") & (pl.col("sync_part") == "hidden"))["dp_sync_ms"].sum()
     total = split.filter(pl.col("stage") == "before")["dp_sync_ms"].sum()
-    return (bars + dots + numbers).properties(
+    return alt.layer(
+        bars,
+        dots,
+        numbers,
         name="sync_waited_for_and_hidden",
         height=alt.Step(56),
         title=theme.headline(f"Of {total:.1f} ms of synchronisation, at least {hidden:.2f} ms were hidden", subtitle),
@@ -93,7 +97,10 @@ def step_by_sync(curves: pl.DataFrame, points: pl.DataFrame, *, subtitle: str) -
     lines = layers.lines(curves, x, y, ("reading", "dp_sync_ms", "step_ms", "formula"), color=color)
     dots = layers.points(points, x, y, ("stage", "dp_sync_ms", "step_ms", "fix"), color=theme.INK)
     labels = alt.Chart(points).mark_text(dy=-14, color=theme.INK).encode(x=x, y=y, text="stage:N")
-    return (lines + dots + labels).properties(
+    return alt.layer(
+        lines,
+        dots,
+        labels,
         name="step_by_sync",
         title=theme.headline("Two readings fit the printed pair and differ everywhere else", subtitle),
     )
@@ -120,7 +127,10 @@ def sync_by_ranks(growth: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     lines = layers.lines(curves, x, y, shown, color=theme.entity_color("growth_law", laws))
     dots = layers.points(points, x, y, ("stage", "num_ranks", "dp_sync_ms"), color=theme.INK)
     labels = layers.numbers(points, x, y, "dp_sync_ms", ".1f", dx=-6, dy=-12)
-    return (lines + dots + labels).properties(
+    return alt.layer(
+        lines,
+        dots,
+        labels,
         name="sync_by_ranks",
         title=theme.headline("Twice the ranks: twice the time by a ring, one more hop by doubling", subtitle),
     )
@@ -154,7 +164,11 @@ def burst_trade(trade: pl.DataFrame, *, published_cap: int, subtitle: str) -> al
     marked = base.transform_filter(alt.datum.cap == str(published_cap)).mark_point(
         filled=False, shape="circle", size=260, strokeWidth=1.5, opacity=1
     ).encode(color=alt.value(theme.INK))  # fmt: skip
-    return (lines + dots + labels + marked).properties(
+    return alt.layer(
+        lines,
+        dots,
+        labels,
+        marked,
         name="burst_trade",
         title=theme.headline(
             f"A cap turns one long step into many short ones; ring: the published cap of {published_cap}", subtitle
@@ -177,7 +191,6 @@ def step_and_delay_by_cap(sweep: pl.DataFrame, *, published_cap: int, subtitle: 
         _statistic_by_cap(sweep, "step", published_cap),
         _statistic_by_cap(sweep, "delay", published_cap),
         spacing=30,
-    ).properties(
         name="step_and_delay_by_cap",
         title=theme.headline(_cap_finding(sweep, published_cap), subtitle),
     )
@@ -242,7 +255,7 @@ def _metric(group: pl.DataFrame, name: str) -> alt.LayerChart:
         text=alt.Text(f"{name}:Q", format=",.4~s" if group[name].max() >= 1e4 else ",.4~g"),
         color=alt.value(theme.INK),
     )
-    return (stems + dots + numbers).properties(width=200, height=alt.Step(34), title=_note(_LADDER[name]))
+    return alt.layer(stems, dots, numbers, width=200, height=alt.Step(34), title=_note(_LADDER[name]))
 
 
 def _note(text: str) -> alt.TitleParams:

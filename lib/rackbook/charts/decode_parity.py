@@ -104,7 +104,10 @@ def step_time_by_batch(steps: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     )
     numbers = layers.numbers(ordered, x, y, "step_ms", ".1f", dy=-12)
     first, last = ordered.row(0, named=True), ordered.row(-1, named=True)
-    return (line + dots + numbers).properties(
+    return alt.layer(
+        line,
+        dots,
+        numbers,
         name="step_time_by_batch",
         title=theme.headline(
             f"From batch {first['batch_size']} to {last['batch_size']} the step goes from {first['step_ms']:.1f} to "

@@ -45,7 +45,10 @@ def step_parts(parts: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     numbers = alt.Chart(present).mark_text(color="white", dy=8).encode(x="middle:Q", y=y, text="part_label:N")
     wide = ordered.filter(pl.col("step_part") == "gap").row(-1, named=True)
     least = "" if wide["bound"] == "exactly" else "at least "
-    return (bars + dots + numbers).properties(
+    return alt.layer(
+        bars,
+        dots,
+        numbers,
         name="step_parts",
         height=alt.Step(56),
         title=theme.headline(
@@ -79,7 +82,11 @@ def gap_growth_candidates(candidates: pl.DataFrame, *, subtitle: str) -> alt.Lay
     numbers = base.mark_text(align="left", dx=10).encode(
         text=alt.Text("growth_ms:Q", format=".2f"), color=alt.value(theme.INK)
     )
-    return (mark + stems + dots + numbers).properties(
+    return alt.layer(
+        mark,
+        stems,
+        dots,
+        numbers,
         name="gap_growth_candidates",
         height=alt.Step(30),
         title=theme.headline(
@@ -117,7 +124,10 @@ def gap_by_setting(gaps: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     dots = layers.points(ends, x, y, ("setting", "quantity", "part_ms"), color=color)
     labels = layers.numbers(gaps, "engine_ms:Q", y, "gap_ms", "+.2f", dy=-14)
     largest = gaps.sort("gap_share_percent").row(-1, named=True)
-    return (spans + dots + labels).properties(
+    return alt.layer(
+        spans,
+        dots,
+        labels,
         name="gap_by_setting",
         height=alt.Step(44),
         title=theme.headline(

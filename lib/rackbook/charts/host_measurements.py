@@ -64,7 +64,12 @@ def all_reduce_times(points: pl.DataFrame, growth: pl.DataFrame, *, subtitle: st
         .mark_text(dx=8, align="left", color=theme.INK)
         .encode(x=x, y=alt.Y("dp_sync_ms:Q"), text="stage:N")
     )
-    return (lines + tails + dots + printed + labels).properties(
+    return alt.layer(
+        lines,
+        tails,
+        dots,
+        printed,
+        labels,
         name="all_reduce_times",
         title=theme.headline(_time_finding(points), f"{subtitle}; hollow: more ranks than cores; bar: median to P99"),
     )

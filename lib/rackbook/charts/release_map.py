@@ -54,7 +54,7 @@ def changes_by_release(cells: pl.DataFrame, *, subtitle: str) -> alt.HConcatChar
             )
         )
         frame = base.transform_filter("datum.disagrees").mark_rect(fill=None, stroke=theme.VERMILLION, strokeWidth=2.5)
-        panels.append((cell + sign + frame).properties(width=alt.Step(52), height=alt.Step(22)))
+        panels.append(alt.layer(cell, sign, frame, width=alt.Step(52), height=alt.Step(22)))
     return alt.hconcat(*panels, spacing=16).properties(
         name="changes_by_release",
         title=theme.headline(_disagreement(cells), [subtitle, "Framed: dates and content disagree"]),
@@ -158,7 +158,9 @@ def changes_held(counts: pl.DataFrame, places: pl.DataFrame, *, subtitle: str) -
     )
     newest = dict(counts.filter(pl.col("version") == versions[-1]).select("contained", "num_prs").iter_rows())
     unknown = newest.get("not known", 0)
-    return (bars + marks).properties(
+    return alt.layer(
+        bars,
+        marks,
         name="changes_held",
         width=alt.Step(130),
         title=theme.headline(

@@ -109,8 +109,8 @@ def gpus_by_deployment(deployments: pl.DataFrame, gpus: pl.DataFrame) -> alt.HCo
         )
     )
     numbers = seats.mark_text(align="left", dx=5, color=theme.INK).encode(text="label:N")
-    right = (seats + numbers).properties(width=260, height=alt.Step(34))
-    left = (bars + totals).properties(width=260, height=alt.Step(34))
+    right = alt.layer(seats, numbers, width=260, height=alt.Step(34))
+    left = alt.layer(bars, totals, width=260, height=alt.Step(34))
     return alt.hconcat(left, right).properties(
         name="gpus_by_deployment",
         title=theme.headline(
@@ -150,7 +150,10 @@ def two_rates_per_user(rates: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     )
     dots = layers.points(drawn, x, y, (*names, "formula"), color=color)
     numbers = layers.numbers(drawn, x, y, "user_tok_per_s", ",.0f", dy=-12)
-    return (ends + dots + numbers).properties(
+    return alt.layer(
+        ends,
+        dots,
+        numbers,
         name="two_rates_per_user",
         width=420,
         height=alt.Step(38),
@@ -175,7 +178,9 @@ def readings_of_tokens(readings: pl.DataFrame, *, subtitle: str) -> alt.LayerCha
     y = alt.Y("reading:N", sort=readings["reading"].to_list(), title=None, axis=alt.Axis(labelLimit=320))
     dots = layers.points(readings, x, y, ("reading", "tok_per_s_per_gpu", "formula"), color=theme.BLUE, size=100)
     numbers = layers.numbers(readings, x, y, "tok_per_s_per_gpu", ",.0f", dx=9)
-    return (dots + numbers).properties(
+    return alt.layer(
+        dots,
+        numbers,
         name="readings_of_tokens",
         width=420,
         height=alt.Step(32),

@@ -86,7 +86,10 @@ def floor_by_checked_tokens(reads: pl.DataFrame, floors: pl.DataFrame, *, subtit
         .mark_tick(color=theme.INK, thickness=2, width=44)
         .encode(x=x, y=y, tooltip=theme.tooltip("expert_overlap", "read_gb_per_step", "hbm_floor_ms"))
     )
-    return (bars + ticks + totals).properties(
+    return alt.layer(
+        bars,
+        ticks,
+        totals,
         name="floor_by_checked_tokens",
         width=alt.Step(60),
         title=theme.headline(
@@ -134,6 +137,12 @@ def user_rate_by_server(measured: pl.DataFrame, published: pl.DataFrame, *, subt
             f"Fastest: {row['user_tok_per_s']:.0f} tokens/s ({row['bench_stage']}); published, dashed: "
             f"P90 {published['interactivity_p90_tok_per_s'][0]:.0f}"
         )
-    return (bars + dots + numbers + printed).properties(
-        name="user_rate_by_server", height=alt.Step(52), title=theme.headline(finding, subtitle)
+    return alt.layer(
+        bars,
+        dots,
+        numbers,
+        printed,
+        name="user_rate_by_server",
+        height=alt.Step(52),
+        title=theme.headline(finding, subtitle),
     )

@@ -67,7 +67,7 @@ def _waterfall(group: pl.DataFrame, name: str, origins: list[str]) -> alt.LayerC
         x="to_ms:Q", shape=theme.origin_shape(origins)
     )
     numbers = base.mark_text(dx=8, align="left", color=theme.INK, fontSize=10).encode(x="end_ms:Q", text="label:N")
-    return (bars + marks + numbers).properties(width=460, height=alt.Step(26), title=_note(name))
+    return alt.layer(bars, marks, numbers, width=460, height=alt.Step(26), title=_note(name))
 
 
 def _account_finding(accounts: pl.DataFrame) -> str:

@@ -45,7 +45,10 @@ def step_shares(shares: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     numbers = layers.numbers(wide, "middle_percent:Q", y, "step_share_percent", ".3~g", dy=9)
     largest = shares.filter(pl.col("run") == runs[0]).sort("step_share_percent", maintain_order=True)
     part, share = largest.select("component", "step_share_percent").row(-1)
-    return (bars + dots + numbers).properties(
+    return alt.layer(
+        bars,
+        dots,
+        numbers,
         name="step_shares",
         height=alt.Step(52),
         title=theme.headline(f"{_words(part)} takes {share:.3g} % of the step ({runs[0]})", subtitle),
@@ -89,7 +92,10 @@ def step_speedup_by_part(speedups: pl.DataFrame, limits: pl.DataFrame, *, subtit
     )
     labels = layers.numbers(limits, x, y, "step_speedup", ".3f", dx=-10, dy=-8)
     part, factor, step, limit = limits.select("component", "part_speedup", "step_speedup", "step_speedup_limit").row(0)
-    return (lines + marks + labels).properties(
+    return alt.layer(
+        lines,
+        marks,
+        labels,
         name="step_speedup_by_part",
         title=theme.headline(
             f"{_words(part)} {factor:.3g}× as fast makes the step {step:.3g}× as fast, never more than {limit:.3g}×",
@@ -135,7 +141,12 @@ def moe_share_by_ep_size(
     dots = layers.points(points, x, y, shown, color=color)
     labels = layers.numbers(points, x, y, "step_share_percent", ".1f", dx=7, dy=-9)
     smallest = points["ep_size"].min()
-    return (line + level + written + dots + labels).properties(
+    return alt.layer(
+        line,
+        level,
+        written,
+        dots,
+        labels,
         name="moe_share_by_ep_size",
         title=theme.headline(
             f"The printed times would make {share:g} % at {implied_ep_size:.1f} GPUs"
@@ -210,7 +221,11 @@ def component_differences(comparison: pl.DataFrame, *, subtitle: str) -> alt.Lay
     less = base.transform_filter("datum.difference_us < 0").mark_text(dx=-8, align="right").encode(text=text)
     total = comparison["difference_us"].sum()
     largest = comparison.sort(pl.col("difference_us").abs(), maintain_order=True).row(-1, named=True)
-    return (bars + dots + more + less).properties(
+    return alt.layer(
+        bars,
+        dots,
+        more,
+        less,
         name="component_differences",
         height=alt.Step(20),
         title=theme.headline(
