@@ -155,12 +155,20 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"note: {notice}", file=sys.stderr)
     folders = batch.Folders(arguments.out)
     limit = arguments.timeout or batch.TIMEOUT_S
-    outcomes = batch.execute(notebooks, assignment.values, folders, jobs=arguments.jobs, timeout_s=limit)
+    outcomes = batch.execute(
+        notebooks, assignment.values, folders, jobs=arguments.jobs, timeout_s=limit, meanwhile=_prepare_report
+    )
     from rackbook.suite import report
 
     report.write(folders)
     print(summary(outcomes, folders))
     return DONE if all(outcome.succeeded for outcome in outcomes) else NOTEBOOK_FAILED
+
+
+def _prepare_report() -> None:
+    from rackbook.suite import report
+
+    report.prepare()
 
 
 def _claims(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -61,6 +62,10 @@ def out(tmp_path_factory) -> Path:
     return made
 
 
+BESIDE: list[str] = []
+"""Threads in which the batch let this process do something else."""
+
+
 @pytest.fixture(scope="module")
 def results(folder, before, out, tmp_path_factory) -> dict[str, outcomes.Outcome]:
     decoy = tmp_path_factory.mktemp("decoy")
@@ -70,7 +75,10 @@ def results(folder, before, out, tmp_path_factory) -> dict[str, outcomes.Outcome
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(decoy))
-        found = batch.execute(discover(folder), VALUES, batch.Folders(out), timeout_s=TIMEOUT_S)
+        found = batch.execute(
+            discover(folder), VALUES, batch.Folders(out), timeout_s=TIMEOUT_S,
+            meanwhile=lambda: BESIDE.append(threading.current_thread().name),
+        )  # fmt: skip
     return {outcome.notebook: outcome for outcome in found}
 
 
@@ -86,6 +94,10 @@ def printed(content: dict) -> list[str]:
 def test_one_that_fails_never_stops_the_others(results):
     assert list(results) == list(CASES)
     assert [name for name, outcome in results.items() if outcome.succeeded] == ["01_fine", "08_after", "10_nursery"]
+
+
+def test_what_can_be_done_meanwhile_is_done_once_and_beside_the_notebooks(results):
+    assert BESIDE == ["meanwhile"]
 
 
 def test_parameters_arrive_typed_and_the_folder_is_the_notebooks(results, out, folder):

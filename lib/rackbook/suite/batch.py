@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ def execute(
     *,
     jobs: int | None = None,
     timeout_s: float = TIMEOUT_S,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[outcomes.Outcome]:
     """Execute notebooks in parallel and save each, whether it succeeds or fails.
 
@@ -66,6 +68,7 @@ def execute(
         folders: where to.
         jobs: how many at a time; one per available core if None.
         timeout_s: longest time of one notebook.
+        meanwhile: called once in a thread of its own, when the first notebook starts: this process only waits then.
 
     Returns:
         The outcomes in the order of ``notebooks``.
@@ -94,12 +97,17 @@ def execute(
             )
             for n in ordered
         ]
-        progress = Progress(len(tasks))
+        progress, beside = Progress(len(tasks)), threading.Thread(target=meanwhile, name="meanwhile", daemon=True)
+
+        def started(task: Task) -> None:
+            progress.started(task.notebook)
+            if beside.ident is None:
+                beside.start()
+
         try:
             found = pool.run(
-                tasks, jobs or outcomes.available_cores(), Path(scratch),
-                on_start=lambda task: progress.started(task.notebook), on_end=progress.ended,
-            )  # fmt: skip
+                tasks, jobs or outcomes.available_cores(), Path(scratch), on_start=started, on_end=progress.ended
+            )
         finally:
             progress.close()
             pictures.prune()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from rackbook import __version__, claims
-from rackbook.errors import DataError
+from rackbook.errors import DataError, RackbookError
 from rackbook.locations import shown
 from rackbook.suite import artefacts, excerpt, vega
 from rackbook.suite.batch import Folders
@@ -51,6 +52,13 @@ class Entry:
                 key = (record["needs"], record["command"])
                 found[key] = found.get(key, 0) + 1
         return [(needs, command, count) for (needs, command), count in found.items()]
+
+
+def prepare() -> None:
+    """Read what every page needs besides the notebooks; what is wrong with it, :func:`write` says."""
+    with contextlib.suppress(RackbookError):
+        claims.register()
+        vega.bundle()
 
 
 def write(folders: Folders) -> list[str]:
