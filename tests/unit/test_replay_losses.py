@@ -36,6 +36,8 @@ def test_work_of_a_rank_by_hand():
     assert work.at(7.0) == 400
     assert work.at(11.0) == 425
     assert work.reached_s(250) == 2.5
+    assert work.reached_s(400) == 3  # and not 10, when it went on
+    assert work.answered_within(2.0, 11.0) == (2, 3)
     assert (work.begin_s, work.first_answer_s, work.last_but_one_s, work.end_s) == (0, 2, 3, 12)
 
 
@@ -78,6 +80,8 @@ def test_same_work_is_compared_with_the_time_of_that_work():
     assert throughput.same_work_loss(mirror, lagged) == pytest.approx(0, abs=1e-9)
     by_window = 1 - throughput.measured(lagged).window_tok_per_s / throughput.measured(mirror).window_tok_per_s
     assert by_window == pytest.approx(1 / 21)
+    with pytest.raises(DataError, match="fewer than two answers between 4.50 and 5.50 s"):
+        throughput.work(mirror)[0].answered_within(4.5, 5.5)
     with pytest.raises(DataError, match="not of the same requests"):
         throughput.same_work_loss(mirror, lagged.with_columns(pl.col("input_tokens") * 2))
 
@@ -104,17 +108,21 @@ def test_a_simulated_user_waits_for_the_answer_and_thinks():
         simulate(closed_loop(trace, 1, users=1), StepCost(1, 1, 1), 0)
 
 
-@settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 50), users=st.integers(1, 4))
-def test_without_coupling_or_lag_nothing_is_lost(seed, users):
+@settings(deadline=None, max_examples=50)
+@given(
+    seed=st.integers(0, 50), users=st.integers(1, 4), think_s=st.sampled_from([0.0, 0.2, 2.0]),
+    lost=st.sampled_from([0.0, 0.05]),
+)  # fmt: skip
+def test_without_coupling_nothing_is_lost_but_what_was_inserted(seed, users, think_s, lost):
     trace = agent_trace(seed, 40)
     users = min(users, trace.requests["session"].n_unique())
-    cost = StepCost(5, 400, 20_000)
-    mirrored, lagged = (closed_loop(trace, 2, lag_s, users=users) for lag_s in (0.0, 3.0))
-    mirror, _ = simulate(mirrored, cost, CAP)
-    alone, _ = simulate(lagged, cost, CAP, coupled=False)
+    slower = 1 / (1 - lost)  # users think longer too, or the slower steps would hold other requests
+    mirrored = closed_loop(trace, 2, users=users, think_s=think_s)
+    lagged = closed_loop(trace, 2, 3.0, users=users, think_s=think_s * slower)
+    mirror, _ = simulate(mirrored, StepCost(5, 400, 20_000), CAP)
+    alone, _ = simulate(lagged, StepCost(5 * slower, 400 * slower, 20_000 * slower), CAP, coupled=False)
     assert throughput.same_work_loss(mirror, mirror) == pytest.approx(0, abs=1e-9)
-    assert throughput.same_work_loss(mirror, alone) == pytest.approx(0, abs=1e-6)
+    assert throughput.same_work_loss(mirror, alone) == pytest.approx(lost, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))

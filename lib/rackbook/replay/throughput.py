@@ -29,14 +29,12 @@ class Work:
     Attributes:
         time_s: where the rank begins or ends a request, ascending.
         tokens: computed by then; it grows evenly in between.
-        first_answer_s: when it gave its first answer.
-        last_but_one_s: when it gave the last answer before its very last; the first if there is no other.
+        answered_s: when it gave its answers, ascending.
     """
 
     time_s: NDArray[np.float64]
     tokens: NDArray[np.float64]
-    first_answer_s: float
-    last_but_one_s: float
+    answered_s: NDArray[np.float64]
 
     @property
     def begin_s(self) -> float:
@@ -48,13 +46,39 @@ class Work:
         """When it gave its last answer."""
         return float(self.time_s[-1])
 
+    @property
+    def first_answer_s(self) -> float:
+        """When it gave its first answer."""
+        return float(self.answered_s[0])
+
+    @property
+    def last_but_one_s(self) -> float:
+        """When it gave the last answer before its very last; the first if there is no other."""
+        earlier = self.answered_s[self.answered_s < self.answered_s[-1]]
+        return float(earlier[-1] if earlier.size else self.answered_s[0])
+
     def at(self, time_s: float) -> float:
         """Tokens computed by a time."""
         return float(np.interp(time_s, self.time_s, self.tokens))
 
     def reached_s(self, tokens: float) -> float:
-        """When that many tokens had been computed; where the rank was idle then, when it went on."""
-        return float(np.interp(tokens, self.tokens, self.time_s))
+        """When that many tokens had been computed; where the rank was idle after that, when it began to be."""
+        place = int(np.searchsorted(self.tokens, tokens))  # the first to hold as many
+        if place in (0, len(self.tokens)):
+            return float(self.time_s[0 if place == 0 else -1])
+        span = slice(place - 1, place + 1)
+        return float(np.interp(tokens, self.tokens[span], self.time_s[span]))
+
+    def answered_within(self, begin_s: float, end_s: float) -> tuple[float, float]:
+        """When the first answer not before the begin, and the last not after the end, were given.
+
+        Raises:
+            DataError: there are no two answers in that time.
+        """
+        inside = self.answered_s[(self.answered_s >= begin_s) & (self.answered_s <= end_s)]
+        if inside.size < 2 or inside[0] == inside[-1]:
+            raise DataError(f"a rank gave fewer than two answers between {begin_s:.2f} and {end_s:.2f} s")
+        return float(inside[0]), float(inside[-1])
 
 
 def work(requests: pl.DataFrame) -> list[Work]:
@@ -87,13 +111,7 @@ def _work_of(requests: pl.DataFrame) -> Work:
             sums.append(total)
         else:
             sums[-1] = total
-    before_last = done[done < done[-1]]
-    return Work(
-        np.array(times),
-        np.array(sums),
-        first_answer_s=float(done[0]),
-        last_but_one_s=float(before_last[-1] if before_last.size else done[0]),
-    )
+    return Work(np.array(times), np.array(sums), done)
 
 
 @dataclass(frozen=True)
@@ -148,19 +166,26 @@ def same_work_loss(mirror: pl.DataFrame, lag: pl.DataFrame) -> float:
     """1 − lag ÷ mirror for the stretch of work that the ranks do in the lag replay's common window.
 
     In the window of a lag replay the first rank is past its first requests and the last has not come to its last. Where
-    requests differ, that is other work than the mirror replay's whole. So each rank's mirrored time for its own stretch
-    is compared with the window: the loss is 1 − mean mirrored time ÷ window.
+    requests differ, that is other work than the mirror replay's whole. So each rank's time for its stretch, from its
+    first answer in the window to its last, is compared with its time for as many tokens in the mirror replay: the loss
+    is 1 − mirrored time ÷ lagged time, both summed over the ranks. A stretch ends at answers, not at the window's
+    edges, since a rank may be idle there, and idle time cannot be found again by the work done.
 
     Args:
         mirror: requests of the mirror replay.
         lag: requests of the lag replay of the same trace.
 
     Raises:
-        DataError: requests without an answer, no common window, or other ranks or tokens.
+        DataError: requests without an answer, no common window, a rank with fewer than two answers in it, or other
+            ranks or tokens.
     """
     mirrored, lagged = work(mirror), work(lag)
     if [w.tokens[-1] for w in mirrored] != [w.tokens[-1] for w in lagged]:
         raise DataError("the two replays are not of the same requests on the same ranks")
     begin, end = window(lagged)
-    alone = [m.reached_s(w.at(end)) - m.reached_s(w.at(begin)) for m, w in zip(mirrored, lagged, strict=True)]
-    return 1 - float(np.mean(alone)) / (end - begin)
+    took_mirrored = took_lagged = 0.0
+    for alone, together in zip(mirrored, lagged, strict=True):
+        first, last = together.answered_within(begin, end)
+        took_mirrored += alone.reached_s(together.at(last)) - alone.reached_s(together.at(first))
+        took_lagged += last - first
+    return 1 - took_mirrored / took_lagged
