@@ -38,12 +38,13 @@ class ReferenceRank:
 
 def step_all(ranks, budget, cost):
     """One step: (duration in ns, tokens by rank, attended by rank); duration None when nobody has a token."""
-    fixed, per_token, per_attended = cost.coefficients_ns
+    fixed, per_token, per_attended, shared = cost.coefficients_ns
     taken = [rank.take(budget) for rank in ranks]
     if not any(tokens for tokens, _ in taken):
         return None, [], []
-    own = [round(fixed + tokens * per_token + attended * per_attended) for tokens, attended in taken]
-    return max(own), [tokens for tokens, _ in taken], [attended for _, attended in taken]
+    own = [fixed + tokens * per_token + attended * per_attended for tokens, attended in taken]
+    mean = sum(tokens for tokens, _ in taken) / len(ranks)
+    return round(max(own) + mean * shared), [tokens for tokens, _ in taken], [attended for _, attended in taken]
 
 
 def replay(queues, cost, budget):

@@ -52,6 +52,16 @@ def test_the_step_lasts_as_long_as_the_slowest_rank_and_the_idle_rank_runs_a_dum
     assert run.start_ns.tolist() == [0, 3 * MS], "nobody has a token from 2 ms to 3 ms: no step, time jumps"
 
 
+def test_shared_work_follows_the_mean_of_the_ranks():
+    cost = StepCost(1.0, 10.0, 0.0, shared_us_per_token=20.0)
+    run = replay([requests((0, 0, 100)), requests((0, 0, 40))], cost, 100)
+    assert run.step_ns.tolist() == [MS + 100 * 10_000 + 70 * 20_000]
+    mirrored = replay([requests((0, 0, 70))] * 2, cost, 100)
+    assert mirrored.step_ns.tolist() == [MS + 70 * 30_000]
+    assert (mirrored.step_ns == mirrored.own_ns[:, 0]).all()
+    assert cost.alone_s(requests((0, 0, 70)), 100) == pytest.approx(3.1e-3)
+
+
 def test_an_arrival_is_visible_to_the_step_that_starts_then_and_not_to_the_one_that_runs():
     at_start = replay([requests((0, 0, 100), (2, 0, 10))], FLAT, 100)
     assert at_start.tokens[:, 0].tolist() == [100, 10]
@@ -121,6 +131,7 @@ step_costs = st.builds(
     fixed_ms=st.sampled_from([0.0, 1e-6, 0.013]),
     us_per_token=st.sampled_from([1e-3, 0.7, 33.3]),
     ps_per_attended_token=st.sampled_from([0.0, 5.0, 1e5]),
+    shared_us_per_token=st.sampled_from([0.0, 0.4, 21.7]),
 )
 
 
@@ -166,7 +177,9 @@ def test_all_tokens_are_computed_once_and_steps_do_not_overlap(ranks, cost, cap)
     assert run.attended_tokens.sum(axis=0).tolist() == [int(q.attended_tokens.sum()) for q in ranks]
     assert (run.start_ns[1:] >= run.end_ns[:-1]).all()
     assert (run.tokens <= cap).all()
-    assert (run.step_ns == run.own_ns.max(axis=1, initial=0)).all()
+    assert run.step_ns.tolist() == np.rint(cost.step_ns(run.tokens, run.attended_tokens)).astype(int).tolist()
+    assert (run.step_ns <= run.own_ns.max(axis=1, initial=0)).all()
+    assert (run.step_ns >= np.floor(run.own_ns.mean(axis=1))).all()
 
 
 # what imbalance is and what it is not

@@ -67,7 +67,8 @@ class LagReplay:
         """Cost per token at which a rank alone, in full steps, has this throughput; ≤ 0 if no time is left for it."""
         num_steps = sum(-(-int(q.new_tokens.sum()) // self.max_num_batched_tokens) for q in self.queues)
         fixed_us = num_steps * self.cost.fixed_ms * 1e3 / self.num_tokens
-        return 1e6 / tok_per_s - fixed_us - self.mean_depth_tokens * self.cost.ps_per_attended_token * 1e-6
+        depth_us = self.mean_depth_tokens * self.cost.ps_per_attended_token * 1e-6
+        return 1e6 / tok_per_s - fixed_us - depth_us - self.cost.shared_us_per_token
 
     def calibrated(self, tok_per_s: float) -> LagReplay:
         """The same with the cost per token at which a rank alone, in full steps, has this throughput.

@@ -10,8 +10,9 @@ Semantics, exactly:
 - A token at position p of its prompt, cached prefix included, attends to p + 1 tokens. A rank's step takes
   ``fixed + per token · tokens + per attended token · attended tokens`` (:class:`StepCost`). A rank without a visible
   token runs a dummy step, which takes ``fixed``.
-- The step of all ranks takes as long as the slowest rank's. The next step starts when it ends. While no rank has a
-  visible token there are no steps, and time jumps to the next arrival.
+- The step of all ranks takes as long as the slowest rank's, and longer by the work that the ranks deal out among
+  themselves, such as that of a layer's experts: ``shared per token · tokens of all ranks ÷ ranks``. The next step
+  starts when it ends. While no rank has a visible token there are no steps, and time jumps to the next arrival.
 - Time is whole nanoseconds: a step's duration is rounded to one, sums are exact, and the same input gives the same
   output on every machine. Nothing is random.
 
@@ -21,6 +22,7 @@ request's cached prefix is a property of the request.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -47,37 +49,53 @@ class StepCost:
         fixed_ms: of every step, also a dummy step.
         us_per_token: per token that the step computes.
         ps_per_attended_token: per pair of a computed token and a context token that it attends to.
+        shared_us_per_token: per token of the mean over all ranks, for the work that they deal out among themselves.
     """
 
     fixed_ms: float
     us_per_token: float
     ps_per_attended_token: float
+    shared_us_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("fixed_ms", "us_per_token", "ps_per_attended_token"):
-            value = getattr(self, name)
+        for cost in dataclasses.fields(self):
+            value = getattr(self, cost.name)
             if not (math.isfinite(value) and value >= 0):
-                raise ParameterError(f"{name}: got {value!r}, allowed: a number ≥ 0")
+                raise ParameterError(f"{cost.name}: got {value!r}, allowed: a number ≥ 0")
         if not (self.fixed_ms or self.us_per_token):
             raise ParameterError("fixed_ms and us_per_token are both 0: a step must take time")
 
     @property
-    def coefficients_ns(self) -> tuple[float, float, float]:
-        """The three costs in nanoseconds: fixed, per token, per attended token."""
-        return self.fixed_ms * 1e6, self.us_per_token * 1e3, self.ps_per_attended_token * 1e-3
+    def coefficients_ns(self) -> tuple[float, float, float, float]:
+        """The costs in nanoseconds: fixed, per token, per attended token, shared per token."""
+        return (
+            self.fixed_ms * 1e6, self.us_per_token * 1e3, self.ps_per_attended_token * 1e-3,
+            self.shared_us_per_token * 1e3,
+        )  # fmt: skip
+
+    def times(self, factor: float) -> StepCost:
+        """All costs multiplied."""
+        return StepCost(*(factor * cost for cost in dataclasses.astuple(self)))
 
     def ns(self, tokens: ArrayLike, attended_tokens: ArrayLike) -> NDArray[np.float64]:
-        """Duration of a rank's step in nanoseconds, not rounded."""
-        fixed, per_token, per_attended = self.coefficients_ns
-        return fixed + np.asarray(tokens) * per_token + np.asarray(attended_tokens) * per_attended
+        """Duration of a rank's step in nanoseconds, not rounded, where all ranks have as much to do."""
+        fixed, per_token, per_attended, shared = self.coefficients_ns
+        return fixed + np.asarray(tokens) * (per_token + shared) + np.asarray(attended_tokens) * per_attended
+
+    def step_ns(self, tokens: ArrayLike, attended_tokens: ArrayLike) -> NDArray[np.float64]:
+        """Duration of the step of all ranks in nanoseconds, not rounded; the ranks are the last axis."""
+        fixed, per_token, per_attended, shared = self.coefficients_ns
+        tokens = np.asarray(tokens)
+        own = fixed + tokens * per_token + np.asarray(attended_tokens) * per_attended
+        return own.max(axis=-1) + tokens.mean(axis=-1) * shared
 
     def alone_s(self, requests: Queue, max_num_batched_tokens: int) -> float:
-        """Seconds that one rank would need for a queue that never runs dry."""
+        """Seconds that ranks with equal queues would need for one that never runs dry."""
         tokens = int(requests.new_tokens.sum())
-        fixed, per_token, per_attended = self.coefficients_ns
+        fixed, per_token, per_attended, shared = self.coefficients_ns
         steps = -(-tokens // max_num_batched_tokens)
         attended = int(requests.attended_tokens.sum())
-        return (steps * fixed + tokens * per_token + attended * per_attended) * 1e-9
+        return (steps * fixed + tokens * (per_token + shared) + attended * per_attended) * 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +120,7 @@ class Run:
 
     @property
     def own_ns(self) -> NDArray[np.int64]:
-        """How long each rank's step would take without the others; shape [steps, ranks]."""
+        """How long each step would take if all ranks had as much to do as this one; shape [steps, ranks]."""
         return np.rint(self.cost.ns(self.tokens, self.attended_tokens)).astype(np.int64)
 
     @property

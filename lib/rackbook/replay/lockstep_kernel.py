@@ -17,7 +17,7 @@ _NONE = -1
 
 @njit(cache=True)
 def steps(
-    arrival, cached, new, rank_of, num_ranks, router, fixed_ns, token_ns, attended_ns, budget
+    arrival, cached, new, rank_of, num_ranks, router, fixed_ns, token_ns, attended_ns, shared_ns, budget
 ):  # pragma: no cover - compiled
     """Run one stream of requests until all are computed.
 
@@ -31,6 +31,7 @@ def steps(
         fixed_ns: of every step.
         token_ns: per computed token.
         attended_ns: per attended token.
+        shared_ns: per token of the mean over the ranks.
         budget: most tokens that a rank computes in a step.
 
     Returns:
@@ -64,7 +65,7 @@ def steps(
             room *= 2
             start, duration = _grown(start, room), _grown(duration, room)
             tokens, attended = _grown_rows(tokens, room), _grown_rows(attended, room)
-        longest, busy = 0.0, False
+        longest, total = 0.0, 0
         for rank in range(num_ranks):
             left, pairs, request = budget, 0, head[rank]
             while request != _NONE and left > 0:
@@ -81,11 +82,11 @@ def steps(
                         load[rank] -= 1
             head[rank] = request
             computed = budget - left
-            busy = busy or computed > 0
+            total += computed
             tokens[step, rank], attended[step, rank] = computed, pairs
             longest = max(longest, fixed_ns + computed * token_ns + pairs * attended_ns)
-        if busy:
-            start[step], duration[step] = now, np.int64(np.rint(longest))
+        if total:
+            start[step], duration[step] = now, np.int64(np.rint(longest + total / num_ranks * shared_ns))
             now += duration[step]
             step += 1
         elif sent < num_requests:

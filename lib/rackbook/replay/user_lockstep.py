@@ -100,7 +100,7 @@ class _Simulation:
                     if done[i] == self.new[send]:
                         finished.append(queue.pop(0))
                         done[i] = 0
-            duration = round(float(self.cost.ns(tokens, attended).max()))
+            duration = round(float(self.cost.step_ns(tokens, attended)))
             rows.append((now, duration, tokens, attended))
             now += duration
             for send in finished:
