@@ -14,7 +14,6 @@ from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import dp_imbalance as experiment
 from rackbook.measurements import dp_imbalance as live
 from rackbook.replay import client, joint_steps, measurement, server_evidence, step_probe, traces
-from rackbook.replay.loads import closed_loop
 from rackbook.replay.lockstep import StepCost
 from rackbook.replay.measurement import Design
 from rackbook.replay.targets import Settings
@@ -28,6 +27,7 @@ def no_pauses(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measurement, "_SETTLE_S", 0.0)
         patch.setattr(live, "TURNS", 6)
+        patch.setattr(live, "PROBES", (0.1, 0.4, 1.0))
         patch.setattr(live, "LATENESS_MS", 2_000.0)  # other work may run on this machine
         patch.setattr(live, "THINK_S", 0.01)
         patch.setenv("RACKBOOK_RUNS", str(tmp_path_factory.mktemp("runs")))
@@ -84,7 +84,7 @@ def test_the_charts_of_a_run(recorded):
     chart = replay_charts.loss_by_comparison(recorded.pairs, recorded.losses, subtitle="scripted")
     check_chart(chart, name="loss_by_comparison")
     check_chart(replay_charts.work_over_time(recorded.work(), subtitle="scripted"), name="work_over_time")
-    check_chart(replay_charts.time_by_prompt_length(recorded.probes, subtitle="x"), name="time_by_prompt_length")
+    check_chart(replay_charts.step_time_by_tokens(recorded.probes, subtitle="x"), name="step_time_by_tokens")
 
 
 def test_the_finding_says_whether_the_interval_holds_none(recorded):
@@ -111,11 +111,12 @@ def test_a_failed_replay_is_kept_flagged_and_has_no_loss():
 @pytest.mark.parametrize("in_a_replay", [True, False])
 def test_ctrl_c_leaves_an_unfinished_run_with_what_was_measured(monkeypatch, in_a_replay):
     whole, done = client.replay, []
+    warm_up_and_probes = 1 + len(live.PROBES) * 2 * 3
 
     def interrupted(*args, **options):
         found = whole(*args, **options)
         done.append(found)
-        if len(done) < 4:
+        if len(done) < warm_up_and_probes + 2:
             return found
         if in_a_replay:
             return replace(found, interrupted=True, stopped="interrupted by the user")
@@ -137,7 +138,7 @@ def test_a_run_that_failed_at_once_is_shown_without_losses():
     assert found.probes.is_empty()
     with pytest.raises(DataError, match="no pair of replays on one engine was answered in full"):
         found.work()
-    check_chart(replay_charts.time_by_prompt_length(found.probes, subtitle="x"), name="time_by_prompt_length")
+    check_chart(replay_charts.step_time_by_tokens(found.probes, subtitle="x"), name="step_time_by_tokens")
 
 
 def test_servers_that_cannot_be_measured_are_refused():
@@ -216,18 +217,58 @@ def test_steps_are_put_side_by_side_although_the_ranks_count_from_other_numbers(
     assert joint_steps.joint(steps, 3).is_empty()
 
 
-def test_the_fitted_step_time_is_that_of_the_simulator():
-    cost = StepCost(4.0, 300.0, 20_000.0)
-    trace = step_probe.probe_trace((64, 256, 1024, 2048, 4096), 2)
-    frame, _ = simulate(closed_loop(trace, 2, users=1), cost, 2_048)
-    found = step_probe.fit(frame, 2_048)
+def probed(cost, lengths, repeats, *, coupled=True, num_ranks=2, cap=2_048):
+    """The requests of the probes as simulated ranks answer them."""
+    parts = []
+    for place, load in enumerate(step_probe.probes(lengths, repeats, num_ranks, cap)):
+        frame, _ = simulate(load, cost, cap, coupled=coupled)
+        parts.append(frame.with_columns(pl.col("request") + 2 * place))
+    return pl.concat(parts)
+
+
+@pytest.mark.parametrize("shared", [0.0, 900.0])
+def test_the_fitted_step_time_is_that_of_the_simulator(shared):
+    cost = StepCost(4.0, 300.0, 20_000.0, shared)
+    lengths = (64, 256, 1024, 2048, 4096)
+    frame = probed(cost, lengths, 2, num_ranks=4)
+    found = step_probe.fit(frame, 4, 2_048)
     assert found.fixed_ms == pytest.approx(4, rel=1e-3)
     assert found.us_per_token == pytest.approx(300, rel=1e-3)
     assert found.ps_per_attended_token == pytest.approx(20_000, rel=1e-3)
+    assert found.shared_us_per_token == pytest.approx(shared, rel=1e-3, abs=0.1)
+    times = step_probe.medians(frame)
+    assert times["num_busy"].to_list() == [1] * 5 + [4] * 5
+    assert step_probe.modelled_s(times, found, 4, 2_048).to_list() == pytest.approx(times["step_s"].to_list())
+    assert times.row(1, named=True)["step_s"] == pytest.approx(
+        1e-9 * cost.step_ns([256, 0, 0, 0], [256 * 257 // 2, 0, 0, 0]), rel=1e-6
+    )
+
+
+def test_ranks_that_do_not_wait_share_nothing_but_may_be_slower_together():
+    cost = StepCost(4.0, 300.0, 20_000.0, 100.0)
+    found = step_probe.fit(probed(cost, (64, 256, 2048), 1, coupled=False), 2, 2_048)
+    assert found.us_per_token + found.shared_us_per_token == pytest.approx(400, rel=1e-3)
+    assert found.shared_us_per_token == pytest.approx(0, abs=0.1)
+
+
+def test_a_prompt_that_was_sent_after_the_openers_step_is_timed_from_its_own_sending():
+    late = pl.DataFrame(
+        [(0, 0, "opener", 0.0, 0.1, 50), (0, 1, "probe", 0.3, 0.7, 10), (1, 1, "probe", 0.3, 0.9, 10)],
+        schema=["rank", "request", "session", "sent_s", "done_s", "input_tokens"], orient="row",
+    )  # fmt: skip
+    assert step_probe.medians(late).rows() == [(2, 10, pytest.approx(0.4))]
+    early = late.with_columns(pl.col("sent_s").replace(0.3, 0.02))
+    assert step_probe.medians(early).rows() == [(2, 10, pytest.approx(0.6))]
+
+
+def test_probes_that_give_no_function_are_refused():
+    frame = probed(StepCost(4.0, 300.0, 20_000.0), (64, 256, 2048), 1)
     with pytest.raises(DataError, match="at least 3 lengths, got 2"):
-        step_probe.fit(frame.filter(pl.col("input_tokens") < 300), 2_048)
+        step_probe.fit(frame.filter(pl.col("input_tokens") != 256), 2, 2_048)
+    with pytest.raises(DataError, match="1 of 9 probes have no answer"):
+        step_probe.medians(frame.with_columns(pl.when(pl.col("request") > 0).then("done_s").alias("done_s")))
     with pytest.raises(ParameterError, match="allowed: lengths ≥ 1"):
-        step_probe.probe_trace((), 1)
+        step_probe.probes((), 1, 2, 2_048)
 
 
 def test_inserted_losses_come_back(recorded):

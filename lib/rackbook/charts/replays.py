@@ -111,40 +111,46 @@ def work_over_time(work: pl.DataFrame, *, subtitle: str) -> alt.FacetChart:
     )
 
 
-def time_by_prompt_length(probes: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
-    """Time of single prompts by their length, and the step-time function that was fitted to them.
+def step_time_by_tokens(probes: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+    """Time of a step by the tokens of a single prompt, on all ranks or on one, and the function fitted to them.
 
     Args:
-        probes: dp_size, input_tokens, answer_s, modelled_s, origin, source.
+        probes: dp_size, num_busy, input_tokens, step_s, modelled_s, origin, source.
         subtitle: machine, sample.
     """
-    columns = ("dp_size", "input_tokens", "answer_s", "modelled_s")
-    require(probes, (*columns, "origin", "source"), "time_by_prompt_length")
+    columns = ("dp_size", "num_busy", "input_tokens", "step_s", "modelled_s")
+    require(probes, (*columns, "origin", "source"), "step_time_by_tokens")
+    every, one = "every rank busy", "one rank busy"
+    all_busy = pl.col("num_busy") == pl.col("dp_size")
+    named = probes.with_columns(pl.when(all_busy).then(pl.lit(every)).otherwise(pl.lit(one)).alias("setting"))
     x = theme.x("input_tokens", axis=alt.Axis(format=",d"))
-    y = alt.Y("answer_s:Q", title=title("answer_s"))
+    color = theme.entity_color("setting", [every, one])
     curve = (
-        alt.Chart(probes.with_columns(pl.lit("modelled").alias("origin")))
-        .mark_line(color=theme.BLUE)
+        alt.Chart(named.with_columns(pl.lit("modelled").alias("origin")))
+        .mark_line()
         .encode(
-            x=x, y=alt.Y("modelled_s:Q", title=title("answer_s")), detail="dp_size:N",
+            x=x, y=alt.Y("modelled_s:Q", title=title("step_s")), color=color, detail="dp_size:N",
             strokeDash=theme.origin_dash(["modelled"]),
         )
     )  # fmt: skip
     dots = (
-        alt.Chart(probes)
-        .mark_point(filled=True, size=80, opacity=1, color=theme.BLUE)
+        alt.Chart(named)
+        .mark_point(filled=True, size=80, opacity=1)
         .encode(
-            x=x, y=y, shape=theme.origin_shape(probes["origin"].unique().to_list()), tooltip=theme.tooltip(*columns)
+            x=x, y=alt.Y("step_s:Q", title=title("step_s")), color=color,
+            shape=theme.origin_shape(probes["origin"].unique().to_list()), tooltip=theme.tooltip(*columns),
         )
-    )
-    worst = (probes["modelled_s"] / probes["answer_s"] - 1).abs().max()
+    )  # fmt: skip
+    worst = (probes["modelled_s"] / probes["step_s"] - 1).abs().max()
     finding = (
         "No single prompts were measured"
         if worst is None
         else f"The fitted step time is within {100 * worst:.0f} % of every single prompt"
     )
-    return (curve + dots).properties(
-        name="time_by_prompt_length",
+    return alt.layer(
+        curve,
+        dots,
+        name="step_time_by_tokens",
         width=420,
         height=240,
         title=theme.headline(finding, subtitle),

@@ -93,6 +93,8 @@ ENTITY_COLORS = {
     "mirror replay": BLUE,
     "lag replay": ORANGE,
     "AgentX, prefill only": PURPLE,
+    "every rank busy": BLUE,
+    "one rank busy": ORANGE,
     "DEP2": BLUE,
     "DEP4": VERMILLION,
     "round-robin": GREY,

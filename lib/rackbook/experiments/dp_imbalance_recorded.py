@@ -33,6 +33,31 @@ _COUNTED = ("setting", "dp_size", "rank", "sent_tokens", "counted_tokens", "hit_
 INSERTED_LOSS_PERCENT = 5.0
 """The loss that is inserted into simulated replays, to see that the analysis finds it."""
 
+NUM_PREDICTED = 20
+"""Simulated pairs of a prediction."""
+
+_PROBE = (step_probe.OPENER, step_probe.PROBE)
+
+
+@dataclass(frozen=True, eq=False)
+class _StepFunction:
+    """The step-time function of an engine, and the probes that it was fitted to.
+
+    Attributes:
+        cost: the function.
+        times: of :func:`rackbook.replay.step_probe.medians`.
+        modelled_s: what the function says of them.
+    """
+
+    cost: StepCost
+    times: pl.DataFrame
+    modelled_s: pl.Series
+
+    @property
+    def spread(self) -> float:
+        """Root mean square of the relative deviations."""
+        return float(np.sqrt(((self.modelled_s / self.times["step_s"] - 1) ** 2).mean()))
+
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
@@ -137,33 +162,32 @@ class Recorded:
 
     @cached_property
     def probes(self) -> pl.DataFrame:
-        """Median time of the single prompts of the engine, and what the fitted step-time function says.
+        """Median time of a step with a single prompt on all ranks or on one, and what the fitted function says.
 
         Returns:
-            dp_size, input_tokens, answer_s, modelled_s, origin, source.
+            dp_size, num_busy, input_tokens, step_s, modelled_s, origin, source.
         """
-        parts = []
-        for dp_size, (cost, times) in self._step_functions.items():
-            length = times["input_tokens"].to_numpy()
-            steps = np.ceil(length / self.step_tokens)
-            modelled = (
-                steps * cost.fixed_ms * 1e-3
-                + length * cost.us_per_token * 1e-6
-                + length * (length + 1) / 2 * cost.ps_per_attended_token * 1e-12
-            )
-            parts.append(self._tidy(times.with_columns(pl.Series("modelled_s", modelled)), {"dp_size": dp_size}))
+        parts = [
+            self._tidy(fitted.times.with_columns(fitted.modelled_s), {"dp_size": dp_size})
+            for dp_size, fitted in self._step_functions.items()
+        ]
         if parts:
             return pl.concat(parts)
-        names = ("input_tokens", "answer_s", "modelled_s", "dp_size", "origin", "source")
+        names = ("num_busy", "input_tokens", "step_s", "modelled_s", "dp_size", "origin", "source")
         return pl.DataFrame(schema={name: column(name).dtype for name in names})
 
     @cached_property
-    def _step_functions(self) -> dict[int, tuple[StepCost, pl.DataFrame]]:
+    def _step_functions(self) -> dict[int, _StepFunction]:
+        """By number of ranks; none where a run has no probes, or not all of them were answered."""
         found = {}
         for names, own, _ in self._set_ups():
-            probes = own.filter(pl.col("schedule") == "probe")
+            probes = own.filter((pl.col("schedule") == "probe") & pl.col("session").is_in(_PROBE))
             if names["setting"] == TOGETHER and not probes.is_empty() and not probes["done_s"].null_count():
-                found[names["dp_size"]] = step_probe.fit(probes, self.step_tokens), step_probe.medians(probes)
+                ranks = names["dp_size"]
+                times = step_probe.medians(probes)
+                cost = step_probe.fit(probes, ranks, self.step_tokens)
+                modelled = step_probe.modelled_s(times, cost, ranks, self.step_tokens)
+                found[ranks] = _StepFunction(cost, times, modelled)
         return found
 
     @property
@@ -171,11 +195,13 @@ class Recorded:
         """dp_size, quantity, value, unit: the step-time function fitted to the single prompts, "modelled"."""
         rows = [
             (dp_size, quantity, value, unit)
-            for dp_size, (cost, _) in self._step_functions.items()
+            for dp_size, fitted in self._step_functions.items()
             for quantity, value, unit in (
-                ("fixed cost of a step", cost.fixed_ms, "ms"),
-                ("cost per token", cost.us_per_token, "µs"),
-                ("cost of depth, per token and context token", cost.ps_per_attended_token, "ps"),
+                ("fixed cost of a step", fitted.cost.fixed_ms, "ms"),
+                ("cost per token of the slowest rank", fitted.cost.us_per_token, "µs"),
+                ("cost per token of the mean rank, shared by all", fitted.cost.shared_us_per_token, "µs"),
+                ("cost of depth, per token and context token", fitted.cost.ps_per_attended_token, "ps"),
+                ("spread of the single prompts around these", 100 * fitted.spread, "%"),
             )
         ]
         frame = pl.DataFrame(rows, schema=["dp_size", "quantity", "value", "unit"], orient="row")
@@ -190,14 +216,16 @@ class Recorded:
             )
         return open_loop(self.trace, num_ranks, lag_s)
 
-    def _simulated(self, num_ranks: int, cost: StepCost, *, coupled: bool, slower: float = 1.0) -> pl.DataFrame:
+    def _simulated(
+        self, num_ranks: int, cost: StepCost, pair: int = 0, *, coupled: bool, slower: float = 1.0
+    ) -> pl.DataFrame:
         """A mirror and a lag replay of the run's trace, the latter slower by a factor."""
         parts = []
-        for number, schedule in enumerate((paired_losses.MIRROR, paired_losses.LAG)):
+        for number, schedule in enumerate((paired_losses.MIRROR, paired_losses.LAG), start=2 * pair):
             factor = slower if schedule == paired_losses.LAG else 1.0
-            costs = type(cost)(cost.fixed_ms * factor, cost.us_per_token * factor, cost.ps_per_attended_token * factor)
-            frame, _ = simulate(self._load(schedule, num_ranks, factor), costs, self.step_tokens, coupled=coupled)
-            names = (("replay", number), ("pair", 0), ("schedule", schedule))
+            load = self._load(schedule, num_ranks, factor)
+            frame, _ = simulate(load, cost.times(factor), self.step_tokens, coupled=coupled)
+            names = (("replay", number), ("pair", pair), ("schedule", schedule))
             parts.append(frame.select(*(pl.lit(value).alias(name) for name, value in names), pl.all()))
         return pl.concat(parts)
 
@@ -205,16 +233,25 @@ class Recorded:
     def prediction(self) -> pl.DataFrame:
         """The loss of the lockstep simulator for the same trace, with the step-time function of the run.
 
+        Which users a step takes hangs on moments, so one simulated pair says little. It is repeated with all costs a
+        little higher or lower, by as much as the single prompts spread around the fitted function. The interval is that
+        of the repeats, and does not know how wrong the function may be.
+
         Returns:
-            As :attr:`losses`, and predicted_run_s, origin "simulated". A run without probes predicts nothing.
+            As :attr:`losses`, and predicted_run_s (mean of the mirror replays), origin "simulated". A run without
+            probes predicts nothing.
         """
         parts = []
-        for dp_size, (cost, _) in self._step_functions.items():
-            requests = self._simulated(dp_size, cost, coupled=True)
-            pairs = paired_losses.losses(requests, {})
-            mirror = requests.filter(pl.col("schedule") == paired_losses.MIRROR)
-            length = throughput.measured(mirror).run_s if pairs["doubt"][0] is None else None
-            summary = paired_losses.summary(pairs).with_columns(pl.lit(length).alias("predicted_run_s"))
+        for dp_size, fitted in self._step_functions.items():
+            drawn = np.random.default_rng([self.params["seed"], 13]).normal(1, fitted.spread, NUM_PREDICTED)
+            requests = pl.concat(
+                self._simulated(dp_size, fitted.cost.times(factor), pair, coupled=True)
+                for pair, factor in enumerate(np.maximum(drawn, 0.5).tolist())
+            )
+            pairs, replays = paired_losses.losses(requests, {}), paired_losses.replays(requests, {})
+            length = replays.filter(pl.col("schedule") == paired_losses.MIRROR)["run_s"].mean()
+            summary = paired_losses.summary(pairs, self.confidence)
+            summary = summary.with_columns(pl.lit(length, pl.Float64).alias("predicted_run_s"))
             parts.append(self._tidy(summary, {"setting": SIMULATED, "dp_size": dp_size}, "simulated"))
         if parts:
             return pl.concat(parts)
@@ -231,9 +268,9 @@ class Recorded:
             As :attr:`losses`, with the inserted loss in the setting.
         """
         parts = []
-        for dp_size, (cost, _) in self._step_functions.items():
+        for dp_size, fitted in self._step_functions.items():
             for inserted in (0.0, INSERTED_LOSS_PERCENT):
-                requests = self._simulated(dp_size, cost, coupled=False, slower=1 / (1 - inserted / 100))
+                requests = self._simulated(dp_size, fitted.cost, coupled=False, slower=1 / (1 - inserted / 100))
                 found = paired_losses.summary(paired_losses.losses(requests, {}))
                 names = {"setting": f"{SIMULATED}, {inserted:g} % inserted", "dp_size": dp_size}
                 parts.append(self._tidy(found, names, "simulated"))

@@ -69,8 +69,8 @@ def live_trace(params: Params, *, on_lab: bool) -> Trace:
     return replace(scaled, requests=scaled.requests.with_columns(pl.lit(1, pl.Int64).alias("output_tokens")))
 
 
-def design(params: Params, trace: Trace, num_ranks: int, step_tokens: int) -> Design:
-    """What is replayed on a set-up."""
+def design(params: Params, trace: Trace, num_ranks: int, step_tokens: int, *, probed: bool) -> Design:
+    """What is replayed on a set-up, with probes or without."""
     from rackbook.replay.measurement import Design
 
     return Design(
@@ -81,7 +81,8 @@ def design(params: Params, trace: Trace, num_ranks: int, step_tokens: int) -> De
         users=params.users,
         think_s=THINK_S,
         seed=params.seed,
-        probe_lengths=tuple(sorted({max(1, round(part * step_tokens)) for part in PROBES})),
+        probe_lengths=tuple(sorted({max(1, round(part * step_tokens)) for part in PROBES})) if probed else (),
+        step_tokens=step_tokens,
     )
 
 
@@ -129,7 +130,7 @@ def measure(params: Params) -> Run:
                 timeout_s=TIMEOUT_S,
                 lateness_limit_ms=LAB_LATENESS_MS if on_lab else LATENESS_MS,
             )
-            wanted = design(params, trace, servers.num_ranks, step_tokens)
+            wanted = design(params, trace, servers.num_ranks, step_tokens, probed=servers.setting == TOGETHER)
             found = measurement.measure(
                 wanted, servers.base_urls, settings, log_paths=servers.log_paths, progress=say,
                 keep=partial(tables.put, servers),

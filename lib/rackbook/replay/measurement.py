@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ class Design:
         warm_up_requests: requests of the trace that every rank gets first; not measured.
         probe_lengths: lengths of the single prompts that the step-time function is fitted to; none sends none.
         probe_repeats: how often they are sent.
+        step_tokens: most tokens that a rank computes in a step, as far as the probes need to know.
         vocabulary: token ids of the prompts.
     """
 
@@ -55,6 +57,7 @@ class Design:
     warm_up_requests: int = 8
     probe_lengths: tuple[int, ...] = ()
     probe_repeats: int = 3
+    step_tokens: int = 2_048
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
     def load(self, schedule: str) -> Load:
@@ -123,7 +126,7 @@ def measure(
         load = design.load(schedule)
         of = design.pairs * (3 if design.control else 2)
         progress(f"replay {number} of {of}: {schedule}, {len(load)} requests on {design.num_ranks} ranks")
-        experiment.run(load, experiment.bodies, schedule, pair)
+        experiment.run([(load, experiment.bodies)], schedule, pair)
     return experiment.measured()
 
 
@@ -160,34 +163,48 @@ class _Experiment:
         trace = self.design.trace.head(self.design.warm_up_requests)
         progress(f"warm-up: {trace.requests.height} requests on each rank")
         load = closed_loop(trace, self.design.num_ranks, users=1)
-        self.run(load, self._bodies(trace, self.design.seed + 1), "warm-up", None)
+        self.run([(load, self._bodies(trace, self.design.seed + 1))], "warm-up", None)
 
     def probe(self, progress: Callable[[str], None]) -> None:
-        """Send single prompts, the same on every rank."""
-        trace = step_probe.probe_trace(self.design.probe_lengths, self.design.probe_repeats)
-        progress(f"probes: {trace.requests.height} single prompts on each rank")
-        load = closed_loop(trace, self.design.num_ranks, users=1)
-        self.run(load, self._bodies(trace, self.design.seed + 2), "probe", None)
+        """Send single prompts, to all ranks and to one."""
+        design = self.design
+        loads = step_probe.probes(design.probe_lengths, design.probe_repeats, design.num_ranks, design.step_tokens)
+        progress(f"probes: {len(loads)} single prompts, on all ranks or on one")
+        parts = [(load, self._bodies(load.trace, design.seed + 2 + n)) for n, load in enumerate(loads)]
+        self.run(parts, "probe", None)
 
-    def run(self, load: Load, own_bodies: Sequence[bytes], schedule: str, pair: int | None) -> None:
-        """One replay; its salt keeps the servers' prefix caches from answering it with an earlier one."""
+    def run(self, parts: Sequence[tuple[Load, Sequence[bytes]]], schedule: str, pair: int | None) -> None:
+        """One replay of loads, each when the one before is done; times and requests of each are counted on its own.
+
+        Its salt keeps the servers' prefix caches from answering it with an earlier one.
+        """
         number = len(self.requests)
-        time.sleep(_SETTLE_S)  # lets the last steps of the replay before be logged and counted
-        self.witness.begin()
-        done = client.replay(load, own_bodies, self.targets, self.settings, salt=f"{self.design.seed}-{number}")
-        if not done.interrupted:
-            time.sleep(_SETTLE_S)
         names = [pl.lit(number).cast(pl.Int64).alias("replay"), pl.lit(pair).cast(pl.Int64).alias("pair")]
         names.append(pl.lit(schedule).alias("schedule"))
-        self.requests.append(done.requests.select(*names, pl.all()))
+        time.sleep(_SETTLE_S)  # lets the last steps of the replay before be logged and counted
+        self.witness.begin()
+        settings = self.settings  # how late the client was matters where throughput is measured
+        settings = settings if pair is not None else replace(settings, lateness_limit_ms=math.inf)
+        sent, doubts, before = [], [], 0
+        for place, (load, own_bodies) in enumerate(parts):
+            salt = f"{self.design.seed}-{number}-{place}"
+            done = client.replay(load, own_bodies, self.targets, settings, salt=salt)
+            sent.append(done.requests.with_columns(pl.col("request") + before))
+            doubts += [flag for flag in done.flags if flag not in doubts]
+            before += load.trace.requests.height
+            if done.stopped:
+                break
+        requests = pl.concat(sent)
+        if not done.interrupted:
+            time.sleep(_SETTLE_S)
+        self.requests.append(requests.select(*names, pl.all()))
         self.steps.append(self.witness.steps().select(*names, pl.all()))
-        doubts = list(done.flags)
         if not done.stopped:
-            sent = done.requests.group_by("rank").agg(pl.col("input_tokens").sum().alias("sent_tokens"))
+            tokens = requests.group_by("rank").agg(pl.col("input_tokens").sum().alias("sent_tokens"))
             counted = self.witness.counted()
-            doubts += server_evidence.doubts(done.requests, counted, hits_wanted=self.design.known_prefixes)
+            doubts += server_evidence.doubts(requests, counted, hits_wanted=self.design.known_prefixes)
             if not counted.is_empty():
-                self.counted.append(sent.join(counted, on="rank").sort("rank").select(*names, pl.all()))
+                self.counted.append(tokens.join(counted, on="rank").sort("rank").select(*names, pl.all()))
         if doubts:
             self.doubts[number] = "; ".join(doubts)
         self.ended, self.interrupted = bool(done.stopped), done.interrupted
