@@ -78,7 +78,7 @@ class Params(BaseModel):
     cluster: str = Field(default="cpu-lab", description=live.CLUSTER)
     base_url: str = Field(default="", description="servers of yours to measure instead; see the notebook's last part")
     pairs: int = Field(default=4, ge=1, le=1000, description="pairs of a mirror and a lag replay to measure")
-    users: int = Field(default=6, ge=0, le=100_000, description="per rank, in the measured replays; 0: open loop")
+    users: int = Field(default=4, ge=0, le=100_000, description="per rank, in the measured replays; 0: open loop")
 
     @field_validator("ranks")
     @classmethod

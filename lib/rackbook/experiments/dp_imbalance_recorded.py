@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -178,14 +179,15 @@ class Recorded:
 
     @cached_property
     def _step_functions(self) -> dict[int, _StepFunction]:
-        """By number of ranks; none where a run has no probes, or not all of them were answered."""
+        """By number of ranks; none where a run has no probes, not all were answered, or no function describes them."""
         found = {}
         for names, own, _ in self._set_ups():
+            if names["setting"] != TOGETHER:
+                continue
             probes = own.filter((pl.col("schedule") == "probe") & pl.col("session").is_in(_PROBE))
-            if names["setting"] == TOGETHER and not probes.is_empty() and not probes["done_s"].null_count():
-                ranks = names["dp_size"]
+            with contextlib.suppress(DataError):
+                cost = step_probe.fit(probes, ranks := names["dp_size"], self.step_tokens)
                 times = step_probe.medians(probes)
-                cost = step_probe.fit(probes, ranks, self.step_tokens)
                 modelled = step_probe.modelled_s(times, cost, ranks, self.step_tokens)
                 found[ranks] = _StepFunction(cost, times, modelled)
         return found

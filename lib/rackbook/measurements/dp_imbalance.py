@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ALONE", "TOGETHER", "design", "live_trace", "measure", "read_trace"]
 
 TOPIC = "dp_imbalance"
-TURNS = 8
+TURNS = 16
 """Requests of a user in closed loop, on average."""
 
 THINK_S = 0.5

@@ -84,7 +84,7 @@ def fit(requests: pl.DataFrame, num_ranks: int, max_num_batched_tokens: int) -> 
         max_num_batched_tokens: most tokens that a rank computes in a step.
 
     Raises:
-        DataError: fewer than three lengths, or a probe without an answer.
+        DataError: fewer than three lengths, a probe without an answer, or times that no such function describes.
     """
     from scipy import optimize  # costs more to import than most commands take
 
@@ -95,7 +95,10 @@ def fit(requests: pl.DataFrame, num_ranks: int, max_num_batched_tokens: int) -> 
         )
     seconds = times["step_s"].to_numpy()
     costs, _ = optimize.nnls(_terms(times, num_ranks, max_num_batched_tokens) / seconds[:, None], np.ones_like(seconds))
-    return StepCost(*(float(cost) for cost in costs))
+    fixed, per_token, depth, shared = (float(cost) for cost in costs)
+    if not (fixed or per_token):
+        raise DataError("the probes' times grow with the depth alone: no step-time function describes them")
+    return StepCost(fixed, per_token, depth, shared)
 
 
 def modelled_s(times: pl.DataFrame, cost: StepCost, num_ranks: int, max_num_batched_tokens: int) -> pl.Series:
