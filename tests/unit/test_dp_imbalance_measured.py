@@ -265,12 +265,12 @@ def test_probes_that_give_no_function_are_refused():
     frame = probed(StepCost(4.0, 300.0, 20_000.0), (64, 256, 2048), 1)
     with pytest.raises(DataError, match="at least 3 lengths, got 2"):
         step_probe.fit(frame.filter(pl.col("input_tokens") != 256), 2, 2_048)
-    depth = pl.col("input_tokens") * (pl.col("input_tokens") + 1) * 1e-6
-    by_depth = frame.with_columns(
-        pl.when(pl.col("session") == "probe").then(pl.col("sent_s") + depth).otherwise(0.0).alias("done_s")
+    steeper = pl.col("input_tokens").cast(pl.Float64) ** 3 * 1e-9
+    too_steep = frame.with_columns(
+        pl.when(pl.col("session") == "probe").then(pl.col("sent_s") + steeper).otherwise(0.0).alias("done_s")
     )
     with pytest.raises(DataError, match="grow with the depth alone"):
-        step_probe.fit(by_depth, 2, 2_048)
+        step_probe.fit(too_steep, 2, 2_048)
     with pytest.raises(DataError, match="of 9 probes have no answer"):
         step_probe.medians(frame.with_columns(pl.when(pl.col("request") > 0).then("done_s").alias("done_s")))
     with pytest.raises(ParameterError, match="allowed: lengths ≥ 1"):
