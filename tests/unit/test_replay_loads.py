@@ -81,6 +81,8 @@ def test_closed_loop_by_hand():
     assert load.at_ns.tolist() == [0, NONE, NONE, 3_000_000_000, NONE, NONE, 0, NONE, 3_000_000_000, NONE]
     assert load.think_ns.tolist() == [0] * 10
     assert load.num_chains == 4
+    assert not load.together
+    assert closed_loop(requests, 2, users=2).together, "mirrored turns go out to all ranks at once"
 
 
 def test_users_think_alike_on_all_ranks_and_in_every_replay():

@@ -36,6 +36,8 @@ class Load:
         at_ns: since the start; :data:`NONE` where it waits for an answer; shape [sends].
         previous: the send whose answer it waits for; :data:`NONE` where it waits for none; shape [sends].
         think_ns: from that answer to this send; 0 where it waits for none; shape [sends].
+        together: a request that waits for an answer goes out to all ranks at once, when the last of them has answered
+            the one before.
     """
 
     trace: Trace
@@ -45,6 +47,7 @@ class Load:
     at_ns: NDArray[np.int64]
     previous: NDArray[np.int64]
     think_ns: NDArray[np.int64]
+    together: bool = False
 
     def __len__(self) -> int:
         return self.rank.size
@@ -84,6 +87,10 @@ def closed_loop(
     session is one of its own. A user takes the turns of a session in order, then the next session. The times of the
     trace are not used.
 
+    Without a lag a user's next request goes out to all ranks at once, when the last of them has answered. If each rank
+    had it after its own answer, an answer that comes a moment late to one of them would put that rank a step behind,
+    and nothing would bring the ranks together again.
+
     Args:
         trace: the requests.
         num_ranks: at least one.
@@ -122,7 +129,7 @@ def closed_loop(
                 else (rank, request, lag + think[request], NONE, 0)
                 for turn, request in enumerate(chain)
             ]
-    return Load(trace, num_ranks, *np.array(rows, np.int64).T.copy())
+    return Load(trace, num_ranks, *np.array(rows, np.int64).T.copy(), together=lag_s == 0)
 
 
 def _lags_ns(num_ranks: int, lag_s: float) -> NDArray[np.int64]:

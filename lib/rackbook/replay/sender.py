@@ -54,6 +54,12 @@ class Sender:
         self._requests = load.request.tolist()
         self._think = load.think_ns.tolist()
         self._next = {before: index for index, before in enumerate(load.previous.tolist()) if before != NONE}
+        # Sends that go out at once: those of one request, or each on its own; and how many answers they still wait for.
+        self._group_of = {index: self._requests[index] if load.together else index for index in self._next.values()}
+        self._group: dict[int, list[int]] = {}
+        for index, name in self._group_of.items():
+            self._group.setdefault(name, []).append(index)
+        self._missing = {name: len(group) for name, group in self._group.items()}
         first = load.previous == NONE
         self._due = list(zip(load.at_ns[first].tolist(), np.flatnonzero(first).tolist(), strict=True))
         heapq.heapify(self._due)
@@ -195,12 +201,21 @@ class Sender:
         exchange.body = bytearray()
         self._left -= 1
         if (following := self._next.get(index)) is not None:
-            due = exchange.done_ns - self.start_ns + self._think[following]
-            self.scheduled_ns[following] = due
-            heapq.heappush(self._due, (due, following))
-            self._send_due()
+            self._follow(following, exchange.done_ns - self.start_ns)
         elif not self._left:
             self._finished.set()
+
+    def _follow(self, following: int, answered_ns: int) -> None:
+        """Schedule what goes out after an answer, unless it waits for those of other ranks as well."""
+        name = self._group_of[following]
+        self._missing[name] -= 1
+        if self._missing[name]:
+            return
+        for index in self._group[name]:
+            due = answered_ns + self._think[index]
+            self.scheduled_ns[index] = due
+            heapq.heappush(self._due, (due, index))
+        self._send_due()
 
     def _read_answer(self, exchange: Exchange) -> str:
         """Note the token counts of an answer; what is wrong with it, if anything."""

@@ -2,7 +2,8 @@
 
 The rules are those of :mod:`rackbook.replay.lockstep`, with one addition: a request is answered when the step that
 computes its last prompt token ends, and a user's next request is due after the time to think. Decode is not simulated:
-an answer is taken to be one token.
+an answer is taken to be one token. Mirrored ranks answer in the same step here, so whether their users wait for each
+other makes no difference.
 """
 
 from __future__ import annotations
