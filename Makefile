@@ -36,10 +36,11 @@ nbval: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(NBVAL) notebooks
 	$(BIN)/python -m pytest $(NBVAL) notebooks
 
-# A real vLLM on the processor and a real Slurm, one after the other: a server takes every core. What the machine lacks
-# for them is skipped, and said.
+# A real vLLM on the processor and a real Slurm. Most of a server's start keeps one core busy, so two files at a time.
+# What the machine lacks for them is skipped, and said.
 real: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/engine tests/slurm
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/engine
+	$(BIN)/python -m pytest tests/slurm
 
 lock: $(VENV)/.installed-test
 	$(BIN)/uv pip compile --universal --python-version 3.11 --extra test --no-header --no-annotate \

@@ -95,7 +95,7 @@ def shared_memory(pids: list[int]) -> set[Path]:
     return {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
 
 
-def gone(those: list[processes.Identity], limit_s: float = 40.0) -> bool:
+def gone(those: list[processes.Identity], limit_s: float = 120.0) -> bool:
     deadline = time.monotonic() + limit_s
     while alive := [process for process in those if process.is_alive]:
         if time.monotonic() > deadline:

@@ -1,7 +1,6 @@
 """Mirror and lag replays with their controls on a real vLLM with two data-parallel ranks, and its end in mid-replay."""
 
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +30,7 @@ def server(lab_server):
 
 
 def settings(server):
-    return Settings(server.model, timeout_s=120, lateness_limit_ms=2_000)  # other tests share the cores
+    return Settings(server.model, timeout_s=120, lateness_limit_ms=60_000)  # other tests share the cores
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +88,17 @@ def test_a_step_time_function_is_fitted_to_single_prompts_on_both_ranks_and_on_o
 
 def test_a_server_that_ends_in_mid_replay_ends_the_experiment_and_keeps_what_was_measured(measured, server):
     design = Design(drawn(200), 2, lag_s=0.5, pairs=3, users=2, warm_up_requests=0)
-    timer = threading.Timer(4.0, server.stop)
-    timer.start()
-    begin = time.monotonic()
-    found = measurement.measure(design, [server.base_url], settings(server), log_paths=[server.log_path])
-    timer.join()
-    assert time.monotonic() - begin < 60
+    told = []
+
+    def progress(line):
+        told.append(line)
+        if line.startswith("replay 1 of"):
+            threading.Timer(4.0, server.stop).start()
+
+    found = measurement.measure(
+        design, [server.base_url], settings(server), log_paths=[server.log_path], progress=progress
+    )
+    assert told[-1].startswith("replay 1 of"), "nothing is begun after the server's end"
     assert found.requests["done_s"].drop_nulls().len() > 0
     assert found.requests["error"].drop_nulls().len() > 0
     assert any("ended early" in flag for flag in found.flags)
