@@ -12,6 +12,7 @@ from rackbook import catalog, records
 from rackbook.catalog import Fact
 from rackbook.errors import DataError, one_of
 from rackbook.locations import DATA, shown
+from rackbook.records import Environment
 
 FOLDER = DATA / "clusters"
 
@@ -70,10 +71,11 @@ class Cluster(_Entry):
         compute_capability: of the GPU, as nvidia-smi says it, e.g. "10.3"; None without GPUs.
         hosts: machines.
         gpus_per_host: GPUs in each.
-        recipe: what to run here unless another one is named, by its file name in ``data/recipes``.
+        recipe: what to run here unless another one is named: its file name in ``data/recipes``, or the path of a file
+            of one's own, from the folder of this one.
         launcher: how processes come to the hosts.
         python: command that starts the Python that has vLLM, the same on every host; empty for the CPU lab's.
-        environment: variables for every vLLM process.
+        environment: variables for every vLLM process; nothing secret.
         note: what else a person should know.
     """
 
@@ -85,7 +87,7 @@ class Cluster(_Entry):
     recipe: str
     launcher: Launcher = Launcher()
     python: Words = ("python3",)
-    environment: dict[str, str] = {}
+    environment: Environment = {}
     note: str = ""
     _key: str = PrivateAttr(default="")
     _file: str = PrivateAttr(default="")
@@ -109,6 +111,11 @@ class Cluster(_Entry):
                 "a cluster with GPUs names hardware and compute_capability, one without names neither; got "
                 f"gpus_per_host {self.num_gpus_per_host}, hardware {self.hardware!r}, "
                 f"compute_capability {self.capability!r}"
+            )
+        if self.is_lab and (has_gpus or self.num_hosts > 1 or self.launcher.kind != "local"):
+            raise ValueError(
+                "python: got nothing, which means the CPU lab: one host without GPUs, started locally; allowed here: "
+                "the command that starts the Python with vLLM"
             )
         launcher = self.launcher
         if launcher.kind == "local" and self.num_hosts > 1:
@@ -194,5 +201,8 @@ def _read(path: Path) -> Cluster:
 @cache
 def _read_once(path: Path, _changed: int) -> Cluster:
     found = records.read(path, Cluster)
+    recipe = Path(found.recipe).expanduser()
+    if recipe.suffix == ".toml" or len(recipe.parts) > 1:
+        found = found.model_copy(update={"recipe": str(path.parent / recipe)})
     found._key, found._file = path.stem, shown(path)
     return found

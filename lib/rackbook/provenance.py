@@ -30,6 +30,7 @@ _ALLOWED = (
     "SLURM_NNODES",
     "PYTHONHASHSEED",
     "HF_HUB_OFFLINE",
+    "PYTHONDONTWRITEBYTECODE",
 )
 _ALLOWED_PREFIXES = ("VLLM_", "NCCL_", "GLOO_")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -77,7 +78,7 @@ def machine(interpreter: Path | str | None = None) -> dict[str, Any]:
     for key in ("cpu", "memory_gib", "load_1min"):
         if found[key] is None:
             found[f"{key}_missing_reason"] = f"{platform.system()} does not tell"
-    return found | _gpus() | _git()
+    return found | gpus() | _git()
 
 
 def usable_cores() -> float:
@@ -115,12 +116,16 @@ def process(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[st
         arguments: as given to the system; paths become relative to the checkout or are cut to their last part.
         environment: all its variables; only those on the allow list are kept.
     """
-    allowed = {
+    return {"arguments": public_arguments(arguments), "environment": told(environment)}
+
+
+def told(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may be told: those on the allow list, without secrets and private paths."""
+    return {
         name: public_text(_short(value))
         for name, value in sorted(environment.items())
         if (name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)) and not _SECRET_NAME.search(name)
     }
-    return {"arguments": public_arguments(arguments), "environment": allowed}
 
 
 def public_arguments(arguments: Iterable[str]) -> list[str]:
@@ -204,21 +209,28 @@ def _memory_gib() -> float | None:
         return None
 
 
-def _gpus() -> dict[str, Any]:
-    query = f"--query-gpu={','.join(_GPU_FIELDS.values())}"
+def gpus(start: Sequence[str] = (), timeout_s: float = 20) -> dict[str, Any]:
+    """The entries of :func:`machine` that are about GPUs.
+
+    Args:
+        start: command that starts another one on the host that is asked; empty for this machine.
+        timeout_s: longest wait for the answer.
+    """
+    query = [*start, "nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS.values())}", "--format=csv,noheader,nounits"]
+    program = query[0]
     try:
-        done = subprocess.run(  # noqa: S603
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"],  # noqa: S607 - where it lies differs by system
-            capture_output=True, text=True, timeout=20, check=False,
-        )  # fmt: skip
+        done = subprocess.run(query, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603
     except FileNotFoundError:
-        return {"gpus": None, "gpus_missing_reason": "nvidia-smi is not installed here"}
+        return {"gpus": None, "gpus_missing_reason": f"{program} is not installed here"}
     except (OSError, subprocess.TimeoutExpired) as problem:
-        return {"gpus": None, "gpus_missing_reason": f"nvidia-smi gave no answer: {type(problem).__name__}"}
+        return {"gpus": None, "gpus_missing_reason": f"{program} gave no answer: {type(problem).__name__}"}
     if done.returncode:
         first = next(iter((done.stdout + done.stderr).strip().splitlines()), "")
-        return {"gpus": None, "gpus_missing_reason": f"nvidia-smi failed with status {done.returncode}: {first}"}
-    return {"gpus": read_gpus(done.stdout), "num_gpus": len(done.stdout.strip().splitlines()), "cuda": _cuda()}
+        return {"gpus": None, "gpus_missing_reason": f"{program} failed with status {done.returncode}: {first}"}
+    found = {"gpus": read_gpus(done.stdout), "num_gpus": len(done.stdout.strip().splitlines())}
+    if start:
+        return found | {"cuda": None, "cuda_missing_reason": f"not asked through {program}; it follows the driver"}
+    return found | {"cuda": _cuda()}
 
 
 def read_gpus(text: str) -> list[dict[str, Any]]:

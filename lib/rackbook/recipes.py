@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from rackbook import catalog, records
 from rackbook.errors import DataError, one_of
 from rackbook.locations import DATA, shown
+from rackbook.records import Environment, names_a_secret
 
 FOLDER = DATA / "recipes"
 
@@ -24,6 +25,8 @@ Checked = Literal["parsed", "configured", "ran", "read"]
 the GPU; in a run on a CPU; or not at all, only read in vLLM's code. None of them is a run on a GPU."""
 
 Words = Annotated[tuple[str, ...], Field(strict=False)]
+
+_SEEN = "every user of the machine would see the secret on the command line; set it in the environment of the process"
 
 
 class _Entry(BaseModel):
@@ -45,6 +48,13 @@ class Option(_Entry):
     checked: Annotated[tuple[Checked, ...], Field(strict=False, min_length=1)]
     why: str = ""
 
+    @field_validator("flag")
+    @classmethod
+    def _no_secret(cls, flag: str) -> str:
+        if names_a_secret(flag):
+            raise ValueError(_SEEN)
+        return flag
+
     @field_validator("value")
     @classmethod
     def _no_bare_truth(cls, value: object) -> object:
@@ -65,7 +75,7 @@ class Role(_Entry):
         gpus_per_rank: GPUs that share one rank's weights (TP); the ranks of an engine share the experts (EP).
         num_ranks: usual number of ranks of one engine; None where any number does.
         compute_capabilities: GPUs that can play it, as in the recipe; empty for all of the recipe's.
-        environment: further variables.
+        environment: further variables; nothing secret.
         option: its arguments, in order, after those of the recipe.
         note: what else a person should know.
     """
@@ -73,7 +83,7 @@ class Role(_Entry):
     gpus_per_rank: int = Field(default=1, ge=1)
     num_ranks: int | None = Field(default=None, ge=1)
     compute_capabilities: Words = ()
-    environment: dict[str, str] = {}
+    environment: Environment = {}
     option: Annotated[tuple[Option, ...], Field(strict=False)] = ()
     note: str = ""
 
@@ -104,7 +114,7 @@ class Recipe(_Entry):
         compute_capabilities: of those GPUs: "10.3", or "10.x" for a whole family.
         vllm: the first release that takes these arguments.
         startup: how long an engine takes to start.
-        environment: variables of every process.
+        environment: variables of every process; nothing secret.
         option: arguments of every role.
         roles: the parts that an engine can play.
         router: command between clients and P/D engines; ``PREFILL_URLS`` and ``DECODE_URLS`` stand for their addresses.
@@ -119,7 +129,7 @@ class Recipe(_Entry):
     compute_capabilities: Words = ()
     vllm: str = Field(pattern=r"^\d+\.\d+\.\d+$")
     startup: Startup
-    environment: dict[str, str] = {}
+    environment: Environment = {}
     option: Annotated[tuple[Option, ...], Field(strict=False)] = ()
     roles: dict[RoleName, Role]
     router: Words = ()
@@ -142,16 +152,28 @@ class Recipe(_Entry):
                 raise ValueError(one_of(name, catalog.names("hardware"), "GPU in data/hardware"))
         return names
 
+    @field_validator("router")
+    @classmethod
+    def _no_secret(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        if any(word.startswith("-") and names_a_secret(word.partition("=")[0]) for word in words):
+            raise ValueError(_SEEN)
+        return words
+
     @model_validator(mode="after")
     def _whole(self) -> Recipe:
         if self.model is None and self.max_context_tokens is None:
             raise ValueError("max_context_tokens: got nothing; it must be there if model is not")
         if not self.roles:
             raise ValueError(f"roles: got none, allowed: {', '.join(ROLES)}")
-        for role in self.roles:
-            flags = [option.flag for option in self.options(role)]
+        for name, role in self.roles.items():
+            if role.gpus_per_rank > 1 and name != "single_user":
+                raise ValueError(
+                    f"role {name}: gpus_per_rank: got {role.gpus_per_rank}, allowed: 1; only the role single_user "
+                    "shares a rank's weights over GPUs"
+                )
+            flags = [option.flag for option in self.options(name)]
             if twice := sorted({flag for flag in flags if flags.count(flag) > 1}):
-                raise ValueError(f"role {role}: {', '.join(twice)} stands twice")
+                raise ValueError(f"role {name}: {', '.join(twice)} stands twice")
         return self
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from rackbook.errors import DataError, one_of
 from rackbook.locations import shown
@@ -17,17 +18,41 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=BaseModel)
 
+_SECRET = re.compile(
+    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)(?=[_-]|$)", re.IGNORECASE
+)
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a variable or an option looks like one that holds a secret: HF_TOKEN, but not MAX_TOKENS."""
+    return _SECRET.search(name) is not None
+
+
+def _without_secrets(variables: dict[str, str]) -> dict[str, str]:
+    if found := sorted(filter(names_a_secret, variables)):
+        raise ValueError(
+            f"{', '.join(found)} would lie in the folder of every run and in the list of processes; allowed: variables "
+            "without secrets. Set it in the environment of the process that runs rackbook instead"
+        )
+    return variables
+
+
+Environment = Annotated[dict[str, str], AfterValidator(_without_secrets)]
+"""Variables of a process that a file may name; none that looks like a secret."""
+
 
 def load(path: Path) -> dict[str, Any]:
     """Parse a TOML file.
 
     Raises:
-        DataError: no such file, or not TOML.
+        DataError: no such file, a folder, or not TOML.
     """
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise DataError(f"{shown(path)}: no such file") from None
+    except OSError as problem:
+        raise DataError(f"{shown(path)}: not a readable file: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise DataError(f"{shown(path)}: not valid TOML: {problem}") from None
 
@@ -69,7 +94,8 @@ def _complaint(error: ErrorDetails, kind: type[BaseModel]) -> str:
         for part in parents:
             kind = _member(kind, part)
         return f"{prefix}{one_of(str(last), _keys(kind), 'key')}"
-    return f"{prefix}got {error['input']!r}, {error['msg'][:1].lower()}{error['msg'][1:]}"
+    got = sorted(error["input"]) if error["loc"][-1:] == ("environment",) and isinstance(error["input"], dict) else None
+    return f"{prefix}got {got or error['input']!r}, {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 def _keys(kind: type[BaseModel]) -> dict[str, Any]:

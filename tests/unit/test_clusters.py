@@ -1,5 +1,7 @@
 """Clusters: those that come with the project, a user's own, and what a wrong file is told."""
 
+from pathlib import Path
+
 import pytest
 
 from rackbook import clusters, recipes
@@ -90,6 +92,11 @@ def test_hosts_without_addresses_have_words_for_them():
         ({'kind = "torchrun"': 'kind = "mpirun"'}, "launcher.kind: got 'mpirun'"),
         ({"hosts = 2": "hosts = 2 2"}, "not valid TOML"),
         ({"hosts = 2": 'hosts = { value = 2, unit = "trays" }'}, "source and locator"),
+        (
+            {"[launcher]": '[environment]\nHF_TOKEN = "x"\nNCCL_MNNVL_ENABLE = "1"\n[launcher]'},
+            "environment: got .*HF_TOKEN would lie in the folder of every run.*environment of the process that runs",
+        ),
+        ({"hosts = 2": "hosts = 2\npython = []"}, "python: got nothing, which means the CPU lab"),
     ],
 )
 def test_a_wrong_file_is_told_what_is_wrong(own, changes, words):
@@ -104,6 +111,24 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
         clusters.cluster("gb300-nvl7")
     with pytest.raises(DataError, match="no such file"):
         clusters.cluster(str(tmp_path / "none.toml"))
+    with pytest.raises(DataError, match=f"{tmp_path}: not a readable file: Is a directory"):
+        clusters.cluster(str(tmp_path))
+
+
+def test_the_value_of_a_secret_is_not_repeated_and_counts_of_tokens_are_none(own):
+    with pytest.raises(DataError) as caught:
+        clusters.cluster(own(**{"[launcher]": '[environment]\nVLLM_API_KEY = "honey-4711"\n[launcher]'}))
+    assert "honey-4711" not in str(caught.value)
+    fine = "VLLM_MAX_TOKENS_PER_EXPERT", "TOKENIZERS_PARALLELISM", "NCCL_KEYS_X"
+    variables = "\n".join(f'{name} = "1"' for name in fine)
+    found = clusters.cluster(own(**{"[launcher]": f"[environment]\n{variables}\n[launcher]"}))
+    assert tuple(found.environment) == fine
+
+
+def test_a_recipe_of_ones_own_is_found_from_the_folder_of_the_cluster(own, monkeypatch):
+    path = Path(own(**{'"deepseek-v4.1-flash-gb300"': '"recipes/mine.toml"'}))
+    monkeypatch.chdir("/")
+    assert clusters.cluster(str(path)).recipe == str(path.parent / "recipes" / "mine.toml")
 
 
 def test_the_example_of_the_readme_is_a_cluster(tmp_path):

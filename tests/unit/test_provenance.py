@@ -80,6 +80,16 @@ def test_nvidia_smi_is_asked_and_its_failure_is_a_reason(tmp_path, monkeypatch):
     assert found["gpus_missing_reason"] == "nvidia-smi failed with status 9: NVIDIA-SMI has failed"
 
 
+def test_the_gpus_of_another_host_are_asked_through_a_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "answer").write_text(GPUS)
+    fake_nvidia_smi(tmp_path, f'cat "{tmp_path}/answer"')
+    found = provenance.gpus(["env"])
+    assert (found["num_gpus"], found["cuda"]) == (3, None)
+    assert found["cuda_missing_reason"].startswith("not asked through env")
+    assert provenance.gpus(["no-such-srun"])["gpus_missing_reason"] == "no-such-srun is not installed here"
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [

@@ -92,6 +92,17 @@ def test_an_own_recipe_is_one_file(tmp_path):
         ({"[roles.aggregated]": "[roles.agregated]"}, "roles.agregated"),
         ({"max_context_tokens = 8192": 'model = "deepseek-v5"'}, "unknown model in data/models: got 'deepseek-v5'"),
         ({"dummy_minutes = 1.0": "dummy_minutes = 0.0"}, "startup.dummy_minutes"),
+        (
+            {"[startup]": 'environment = { HF_TOKEN = "x" }\n[startup]'},
+            "environment: .*HF_TOKEN would lie in the folder",
+        ),
+        ({"[roles.aggregated]": '[roles.aggregated]\nenvironment = { A_SECRET = "x" }'}, "A_SECRET would lie in the"),
+        ({'"--trust-remote-code"': '"--api-key"'}, "option.0.flag: got '--api-key'.*would see the secret"),
+        ({"[startup]": 'router = ["r", "--api-key=x"]\n[startup]'}, "router: .*would see the secret"),
+        (
+            {"[roles.aggregated]": "[roles.aggregated]\ngpus_per_rank = 2"},
+            "aggregated: gpus_per_rank: got 2, allowed: 1",
+        ),
     ],
 )
 def test_a_wrong_recipe_is_told_what_is_wrong(tmp_path, changes, words):
