@@ -1,5 +1,6 @@
 """Where the data and the notebooks lie: beside the library in a checkout, inside the package in a wheel."""
 
+import os
 from pathlib import Path
 
 _package = Path(__file__).resolve().parent
@@ -9,6 +10,19 @@ _root = _checkout if (_checkout / "data" / "sources.toml").is_file() else _packa
 DATA = _root / "data"
 NOTEBOOKS = _root / "notebooks"
 LAB_PLUGIN = (_package.parent if _root == _checkout else _root) / "rackbook_lab_plugin"
+
+
+def runs_home() -> Path:
+    """Where new runs go: ``$RACKBOOK_RUNS``, else ``build/runs`` of the checkout, or of the working folder outside it.
+
+    A notebook's working folder is its own: whoever executes one tells it by the variable, so that a run that it records
+    is found from the command line as well.
+    """
+    if named := os.environ.get("RACKBOOK_RUNS"):
+        return Path(named).absolute()
+    here, checkout = Path.cwd(), DATA.parent
+    inside = here.is_relative_to(checkout) and (checkout / "pyproject.toml").is_file()
+    return (checkout if inside else here) / "build" / "runs"
 
 
 def shown(path: Path) -> str:

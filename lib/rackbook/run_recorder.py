@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from rackbook import provenance, run_files
 from rackbook.errors import DataError
-from rackbook.locations import DATA, shown
+from rackbook.locations import runs_home as home
+from rackbook.locations import shown
 
 
 @dataclass
@@ -138,18 +139,6 @@ def record(
         with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
             run_files.write_json(folder / run_files.FAILED, why | {"flags": run._flags})
         raise
-
-
-def home() -> Path:
-    """Where new runs go: ``$RACKBOOK_RUNS``, else ``build/runs`` of the checkout, or of the working folder outside it.
-
-    A notebook's working folder is its own, and a run that it records must be found from the command line as well.
-    """
-    if named := os.environ.get("RACKBOOK_RUNS"):
-        return Path(named).absolute()
-    here, checkout = Path.cwd(), DATA.parent
-    inside = here.is_relative_to(checkout) and (checkout / "pyproject.toml").is_file()
-    return (checkout if inside else here) / "build" / "runs"
 
 
 def _make_folder(experiment: str, values: dict[str, Any], root: Path) -> tuple[Path, str, datetime]:

@@ -7,8 +7,8 @@ import time
 
 import polars as pl
 import pytest
-
 from lab_doubts import without_load
+
 from rackbook import runs
 from rackbook.engine import bench, bench_runs, lab_bench, logs, metrics
 from rackbook.engine.bench import Load

@@ -2,8 +2,8 @@
 
 import polars as pl
 import pytest
-
 from lab_doubts import without_load
+
 from rackbook.experiments import context_sweep as sweep_experiment
 from rackbook.experiments import engine_gap as gap_experiment
 from rackbook.experiments import single_node as node_experiment

@@ -150,34 +150,34 @@ def test_a_taken_port_is_reported_with_its_holder_before_anything_starts(log):
     assert not log.exists()
 
 
-def test_a_port_of_another_of_this_machine_s_addresses_is_looked_at_too(log):
+def test_a_port_of_another_of_this_machine_s_addresses_is_looked_at_too():
     with socket.socket() as other:
         other.bind(("127.0.0.2", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match=rf"port {port} is taken by process {os.getpid()}"):
-            serve([command(port)], f"http://127.0.0.2:{port}", log, say=print)
+            readiness.require_free_port(f"http://127.0.0.2:{port}")
     readiness.require_free_port(f"http://127.0.0.2:{port}")
 
 
-def test_a_stranger_on_another_machine_is_not_taken_for_the_server(log, monkeypatch):
+def test_a_stranger_on_another_machine_is_not_taken_for_the_server(monkeypatch):
     monkeypatch.setattr(readiness, "_is_free_here", lambda *_: False)  # as for an address that is not this machine's
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match=rf"http://127.0.0.1:{port} takes connections already"):
-            serve([command(port)], url(port), log, say=print)
+            readiness.require_free_port(url(port))
     readiness.require_free_port(url(port))
 
 
-def test_a_name_that_means_no_machine_is_refused_at_once(log, monkeypatch):
+def test_a_name_that_means_no_machine_is_refused_at_once(monkeypatch):
     def unknown(*_, **__):
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(ServerError, match="'host_0' is no known host"):
-        serve([command(8000)], "http://HOST_0:8000", log, say=print)
+        readiness.require_free_port("http://HOST_0:8000")
 
 
 @pytest.mark.parametrize("argument", ["--api-key", "--api-key=abc", "--hf-token"])

@@ -123,6 +123,16 @@ def test_answers_of_one_token_have_no_tpot():
     assert found.latency_ms("ttft", "mean") == 50
 
 
+def test_a_latency_of_null_is_missing_and_not_zero():
+    found = bench_results.read_result(result() | {"p90_ttft_ms": None, "std_tpot_ms": None}, "r.json")
+    assert (found.latency_ms("ttft", "p90"), found.latency_ms("tpot", "std")) == (None, None)
+    assert found.latency_ms("ttft", "median") == 40
+    assert found.missing["p90_ttft"] == "the file says null for p90_ttft_ms"
+    row = bench_runs.run_row(LOAD, found, 1, 0, 0.0, None)
+    assert row["ttft_p90_s"] is None
+    assert "p90_ttft: the file says null" in row["missing_reason"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -309,13 +319,35 @@ def test_a_command_line_is_read_back():
 def test_a_command_line_that_replays_a_trace_has_no_lengths_of_its_own():
     words = (
         "vllm", "bench", "serve", "--dataset-name", "timed_trace", "--dataset-path", "traces/agents.jsonl",
-        "--max-concurrency", "8", "--num-prompts", "32", "--result-dir", "out", "--result-filename", "r.json",
+        "--seed", "4", "--max-concurrency", "8", "--num-prompts", "32", "--result-dir", "out",
+        "--result-filename", "r.json",
     )  # fmt: skip
     found = bench.asked(words)
-    assert (found.load, found.seed) == (bench.TraceLoad(8, 32, "agents"), None)
+    assert (found.load, found.seed) == (bench.TraceLoad(8, 32, "agents"), 4)
     assert found.load.named() == "c8-agents"
-    row = bench_runs.run_row(found.load, read(), 1, None, 90.0, None)
-    assert bench_runs.doubts(found.load, read(), row) == []  # a trace repeats prompts on purpose
+    row = bench_runs.run_row(found.load, read(), 1, 4, 90.0, None)
+    assert bench_runs.doubts(found.load, read(), row) == []  # a trace repeats prompts on purpose: its reader judges
+
+
+def test_each_run_of_a_trace_hashes_its_ids_to_other_prompts(client, recorder, counters, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    body = "import os; print(os.environ['PYTHONHASHSEED']); sys.exit(seed)"
+    words = (
+        *client(body), "--dataset-name", "timed_trace", "--dataset-path", "agents.jsonl", "--max-concurrency", "2",
+        "--num-prompts", "4", "--result-dir", str(recorder.folder),
+    )  # fmt: skip
+    with pytest.raises(RackbookError, match=r"its log:\nStarting.*\n5"):
+        bench_runs.follow("http://x", [(*words, "--seed", "5", "--result-filename", "a.json")], recorder)
+    (entry,) = recorder._provenance["processes"]
+    assert entry["environment"]["PYTHONHASHSEED"] == "5"
+
+
+def test_a_result_that_cannot_be_read_keeps_its_values_per_request(client, recorder, counters):
+    content = result(mean_ttft_ms=-1.0) | {"ttfts": [0.1] * 4}
+    with pytest.raises(RackbookError, match="mean_ttft_ms: got -1.0"):
+        follow(client(content=content), recorder, [LOAD], 1)
+    (kept,) = recorder.folder.glob("bench-*.json")
+    assert json.loads(kept.read_text())["ttfts"] == [0.1] * 4
 
 
 def test_two_runs_with_one_seed_are_refused(client, recorder):

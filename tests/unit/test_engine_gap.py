@@ -117,7 +117,7 @@ HEAD = "setting,forward_ms,engine_ms,cpu_ms\n"
         ("setting,engine_ms\nx,2\n", "row 1: columns forward_ms are missing, got setting, engine_ms"),
         ("setting,setting,forward_ms,engine_ms\nx,x,1,2\n", "row 1: column 'setting' stands twice"),
         ("", "row 1: columns setting, forward_ms, engine_ms are missing, got \\(none\\)"),
-        (HEAD, "a header but no pairs"),
+        (HEAD, "a header but no rows"),
         (HEAD + "x,1,2\n", "row 2: got 3 cells, expected 4"),
         (HEAD + "x,1,2,\nx,1,3,\n", "row 3, column setting: got 'x' again, it stands in row 2 already"),
         (HEAD + ",1,2,\n", "row 2, column setting: got nothing"),

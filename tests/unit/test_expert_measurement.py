@@ -12,12 +12,15 @@ import pytest
 
 from rackbook import plans, runs
 from rackbook.charts.expert_replay import expert_loads_by_place
+from rackbook.engine.completions import complete_together
+from rackbook.engine.fit import UnfitError
 from rackbook.errors import ParameterError, RackbookError
 from rackbook.experiments import expert_balance as experiment
 from rackbook.experts import audit
 from rackbook.experts.loads import LOADS
 from rackbook.importers.routed_experts import read_answers
 from rackbook.measurements import expert_balance as measurement
+from rackbook.plans.commands import plan as planned
 
 LINE = (
     "INFO 11-29 20:04:21 [eplb_state.py:632] EPLB step: {step} for model m: avg_tokens=12.00, max_tokens=24, "
@@ -31,18 +34,13 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append(body)
-        if self.server.status != 200:
-            return self.reply({"error": "no room"}, self.server.status)
         tokens = len(body["prompt"]) + body["max_tokens"] - 1
         buffer = io.BytesIO()
         np.save(buffer, np.tile(np.array([[0, 1, 2], [1, 2, 3]], np.uint8), (tokens, 1, 1)))
         text = base64.b64encode(buffer.getvalue()).decode()
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
-        return self.reply({"choices": [{"text": "", "routed_experts": text}], "usage": usage}, 200)
-
-    def reply(self, content, status):
-        payload = json.dumps(content).encode()
-        self.send_response(status)
+        payload = json.dumps({"choices": [{"text": "", "routed_experts": text}], "usage": usage}).encode()
+        self.send_response(200)
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)
@@ -54,7 +52,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    found.bodies, found.status = [], 200
+    found.bodies = []
     thread = threading.Thread(target=found.serve_forever, daemon=True)
     thread.start()
     yield found
@@ -65,7 +63,7 @@ def server():
 
 def test_answers_of_a_server_become_loads(server):
     url = f"http://127.0.0.1:{server.server_port}"
-    answers = measurement.ask(url, "m", [[5, 6, 7], [8, 9]], 4)
+    answers = [answer.content for answer in complete_together(url, "m", [[5, 6, 7], [8, 9]], 4)]
     assert {body["max_tokens"] for body in server.bodies} == {4}
     assert all(body["ignore_eos"] for body in server.bodies)
     loads = read_answers(answers, num_experts=4, where="answers")
@@ -73,21 +71,34 @@ def test_answers_of_a_server_become_loads(server):
     assert loads.tokens.tolist() == [[[2, 2, 2, 0], [0, 2, 2, 2]]] * 3
 
 
-def test_a_request_that_fails_says_what_the_server_said(server):
-    server.status = 503
-    with pytest.raises(RackbookError, match="2 of 2 requests failed; the first: status 503: .*no room"):
-        measurement.ask(f"http://127.0.0.1:{server.server_port}", "m", [[5], [6]], 4)
-
-
 def test_a_server_that_returns_experts_differs_in_that_only():
-    params = experiment.Params()
-    plan = plans.plan("expert_balance", measurement._settings(params), "gb300-nvl72")
-    plain = plan.stage("unbalanced").services
-    for before, after in zip(plain, measurement.returning(plain), strict=True):
+    plan = plans.plan("expert_balance", experiment.Params(), "gb300-nvl72")
+    plain, routed = plan.stage("unbalanced").services, plan.stage("routed").services
+    for before, after in zip(plain, routed, strict=True):
         assert after.arguments == (*before.arguments, "--enable-return-routed-experts")
         assert after.environment == {**before.environment, "VLLM_USE_V2_MODEL_RUNNER": "1"}
     balanced = " ".join(plan.stage("balanced").services[0].arguments)
     assert '"num_redundant_experts":32,"window_size":1000,"step_interval":3000' in balanced
+
+
+def test_fewer_ranks_have_fewer_redundant_experts_and_requests():
+    plan = plans.plan("expert_balance", experiment.Params(redundant_per_rank=2, requests_per_rank=16), "b300x8")
+    assert '"num_redundant_experts":16,' in " ".join(plan.stage("balanced").services[0].arguments)
+    assert plan.effective["ranks"] == 8
+    assert plan.effective["measured_routed_requests"] == 8 * 16
+    assert plans.plan("expert_balance", None, "gb300-nvl72").effective["measured_routed_requests"] == 512
+    assert [stage.name for stage in plan.stages] == ["balanced", "unbalanced", "routed"]
+    assert plan.gpu_minutes > 3 * 8 * 30  # each server takes half an hour to start
+    with pytest.raises(UnfitError, match="found servers for 9,216 tokens; needed: 10,024. Lower measured_routed_input"):
+        plans.plan("expert_balance", {"measured_routed_input_tokens": 10_000}, "b300x8")
+
+
+def test_the_plan_takes_the_names_of_the_notebook_s_parameters():
+    given = [("redundant_per_rank", "2"), ("window_steps", "77"), ("interval_steps", "500")]
+    found = planned("06", given, "gb300-nvl72", None)
+    balanced = " ".join(found.stage("balanced").services[0].arguments)
+    assert '"num_redundant_experts":64,"window_size":77,"step_interval":500' in balanced
+    assert "rackbook itself sends the 512 prompts of the stage routed, 128 random tokens each" in " ".join(found.notes)
 
 
 def test_logs_of_both_servers(tmp_path):

@@ -83,6 +83,7 @@ def test_a_spread_of_exactly_the_limit_is_steady(written):
         ({"case": "c64k"}, "got dict, expected a list"),
         ([], "no result for c64k, n4k; got none"),
         (forward_output.result(CASES[:1], 2), "no result for n4k; got c64k"),
+        (forward_output.result([*CASES, Case.parse("b8=8*6@4096:5")], 2), "a result for b8, which was not asked for"),
         ([*forward_output.result(CASES, 2), *forward_output.result(CASES[:1], 2)], "a case stands twice"),
         ([1], "entry 1 \\(int\\)"),
         (changed(("ranks", 0, "latency_us", "median"), 0.0), "median: got 0.0, allowed: greater than 0"),

@@ -15,6 +15,7 @@ from rackbook.engine.fit import UnfitError
 from rackbook.engine.plan import Process
 from rackbook.engine.tasks import TaskError
 from rackbook.errors import RackbookError
+from rackbook.measurements import recording
 
 FAKE = Path(__file__).parents[1] / "fake_vllm.py"
 
@@ -167,6 +168,89 @@ def test_slurm_s_servers_need_an_allocation(monkeypatch):
         forward_run.addresses(plan)
 
 
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Programs of a Slurm: an allocation of the given hosts, and an ``srun`` that runs here and notes its options."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+
+    def program(name, body):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+
+    def allocated(*hosts, here=None):
+        program("scontrol", "\n".join(f"echo {host}" for host in hosts))
+        monkeypatch.setenv("SLURM_JOB_NODELIST", ",".join(hosts))
+        if here:
+            monkeypatch.setenv("SLURMD_NODENAME", here)
+
+    def gpus(name):
+        line = f"{name}, 580.1.2, 284208, 1900, 2032, 3996, 1400, 1400, 10.3"
+        program("nvidia-smi-of-a-node", "".join(f'echo "{line}"\n' for _ in range(4)))
+        skip = 'while case "$1" in -*) true;; *) false;; esac; do shift; done'
+        program("srun", f'echo "$@" > {tmp_path}/options\n{skip}\nexec "$1-of-a-node"')
+
+    allocated.gpus = gpus
+    return allocated
+
+
+TRAYS = tuple(f"tray{number}" for number in range(1, 10))
+
+
+def test_an_allocation_with_too_few_hosts_is_refused(slurm):
+    slurm(*TRAYS[:3], here="tray1")
+    plan = plans.plan("engine_gap", None, "gb300-nvl72")
+    with pytest.raises(UnfitError, match="found 3 hosts in the Slurm allocation; needed: 8 for engine_gap.*--nodes=8"):
+        checks.check(plan, GB300)
+
+
+def test_this_machine_is_the_first_host_and_no_more_are_taken_than_needed(slurm):
+    slurm(*TRAYS, here="tray2")
+    found = forward_run.addresses(plans.plan("engine_gap", None, "gb300-nvl72"))
+    assert list(found.values()) == ["tray2", "tray1", *TRAYS[2:8]]
+
+
+def test_servers_from_a_machine_outside_the_allocation_are_refused(slurm):
+    slurm(*TRAYS)
+    with pytest.raises(UnfitError, match=r"outside its Slurm allocation \(tray1,.*needed: one on a host of it.*sbatch"):
+        forward_run.addresses(plans.plan("engine_gap", None, "gb300-nvl72"))
+
+
+def test_a_machine_is_found_in_its_allocation_by_its_own_name(slurm, monkeypatch):
+    slurm(*TRAYS)
+    monkeypatch.setattr(forward_run.socket, "gethostname", lambda: "tray3.cluster.local")
+    assert forward_run.addresses(plans.plan("engine_gap", None, "gb300-nvl72"))["HOST_0"] == "tray3"
+
+
+def test_where_slurm_chooses_the_hosts_it_is_asked_for_the_gpus_of_one(slurm, cluster, tmp_path):
+    path = cluster(2, 'kind = "slurm"\npartition = "gpu"', gpu="gb300")
+    plan = plans.plan("context_sweep", {"measured_ranks": 8}, path)
+    slurm.gpus("NVIDIA H200")
+    with pytest.raises(UnfitError, match="4× NVIDIA H200 on the host that srun reached; needed: GB300"):
+        checks.check(plan)
+    slurm.gpus("NVIDIA GB300")
+    elsewhere = checks.check(plan)["elsewhere"]
+    assert (elsewhere["num_gpus"], elsewhere["gpus"][0]["name"]) == (4, "NVIDIA GB300")
+    options = (tmp_path / "options").read_text().split()
+    assert {"--immediate=600", "--nodes=1", "--ntasks=1", "--gpus-per-node=4", "--partition=gpu"} < set(options)
+
+
+def test_a_run_on_hosts_that_slurm_chose_has_their_gpus_and_not_the_load_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("RACKBOOK_RUNS", str(tmp_path))
+    monkeypatch.setattr(recording.Watch, "doubts", lambda *_: ["other programs used 9 cores"])
+    elsewhere = {"gpus": GB300["gpus"], "num_gpus": 4}
+    with recording.recorded("context_sweep", {}, "gb300-nvl72", None, elsewhere) as run:
+        run.write_text("a.txt", "a")
+    found = runs.read(run.id)
+    assert found.provenance["machine"]["gpus"] == GB300["gpus"]
+    assert "gpus_missing_reason" not in found.provenance["machine"]
+    assert found.provenance["machine_is"].startswith("the one that started srun")
+    assert found.flags == ()
+
+
 def test_a_rank_under_slurm_is_told_what_torchrun_would_tell():
     slurm = {
         "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4",
@@ -207,6 +291,7 @@ def test_the_rank_script_becomes_the_program(tmp_path):
     assert "must be started by srun" in alone.stderr
 
 
+GB300 = {"gpus": [{"count": 4, "name": "NVIDIA GB300", "compute_capability": "10.3"}]}
 B300 = {"gpus": [{"count": 8, "name": "NVIDIA B300 SXM6 AC", "compute_capability": "10.3"}]}
 
 

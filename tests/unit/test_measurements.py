@@ -450,7 +450,11 @@ def test_prefill_and_decode_engines_behind_a_router_become_points_per_gpu(cluste
     (tmp_path / "own.toml").write_text(recipe[:start] + router + recipe[recipe.index("\n", start) :])
     node = Path(cluster())
     node.write_text(node.read_text().replace('"deepseek-v4.1-flash-b300"', f'"{tmp_path / "own.toml"}"'))
-    (tmp_path / "agents.jsonl").write_text("{}\n")
+    lines = [
+        {"timestamp": n, "input_length": 40, "output_length": 4, "hash_ids": [0, 1 + 2 * n, 2 + 2 * n]}
+        for n in range(32)
+    ]
+    (tmp_path / "agents.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     params = experiment.Params(
         source="measure", cluster=str(node), workload_path=str(tmp_path / "agents.jsonl"), measured_prefill_engines=1,
         measured_decode_ranks=4, measured_max_seqs=2, measured_concurrency=[4, 8],
@@ -460,16 +464,27 @@ def test_prefill_and_decode_engines_behind_a_router_become_points_per_gpu(cluste
     assert points["concurrency"].to_list() == [4, 8]
     rows = run.points("runs")
     gpus = 4 + 2  # decode, and a prefill engine of the recipe
-    assert points["total_tok_per_s_per_gpu"].to_list() == [total / gpus for total in rows["total_tok_per_s"]]
-    assert points["interactivity_p90_tok_per_s"].to_list() == [1000 / ms for ms in rows["tpot_p90_ms"]]
+    assert rows.select("concurrency", "repeat", "seed").rows() == [
+        (4, 1, 0), (8, 1, 1), (4, 2, 2), (8, 2, 3), (4, 3, 4), (8, 3, 5),
+    ]  # fmt: skip
+    # the stand-in's total is 200 + seed, its TPOT 4 + 0.1 (seed mod 3)
+    assert points["total_tok_per_s_per_gpu"].to_list() == pytest.approx([202 / gpus, 203 / gpus])
+    of_runs = (1000 / 4 + 1000 / 4.1 + 1000 / 4.2) / 3
+    assert points["interactivity_p90_tok_per_s"].to_list() == pytest.approx([of_runs, of_runs])
+    sent = [process for process in run.provenance["processes"] if process["role"] == "client"]
+    assert [process["environment"]["PYTHONHASHSEED"] for process in sent] == ["0", "1", "2", "3", "4", "5"]
+    assert json.loads(run.raw("effective.json").read_text())["measured_concurrency"] == [4, 8]
+    assert run.flags == ()
     assert points["workload"].unique().to_list() == ["agents"]
-    assert rows.select("input_tokens", "seed").unique().rows() == [(None, None)]
+    assert rows["input_tokens"].to_list() == [None] * 6
     shown = experiment.collect(params.model_copy(update={"source": run.id}))
     own = shown.points.filter(origin="measured")
     assert own["setting"].unique().to_list() == ["1 prefill engines, decode DEP4"]
     assert shown.measured.height == 2
     with pytest.raises(ParameterError, match="workload_path: got nothing"):
         serving_pareto.measure(params.model_copy(update={"workload_path": ""}))
+    with pytest.raises(ParameterError, match="got 32 requests in .*agents.jsonl, allowed: at least 64, four for each"):
+        serving_pareto.measure(params.model_copy(update={"measured_concurrency": [16]}))
 
 
 # what a run of 12 settles

@@ -138,6 +138,59 @@ def test_prefill_and_decode_engines_share_no_gpu_and_no_port():
     assert router.arguments.count("--decode") == 8
 
 
+@pytest.fixture
+def recipe(tmp_path):
+    """The GB300 recipe with one text in place of another."""
+
+    def write(old, new):
+        text = (recipes.FOLDER / "deepseek-v4.1-flash-gb300.toml").read_text()
+        assert text.count(old) == 1
+        path = tmp_path / "own.toml"
+        path.write_text(text.replace(old, new))
+        return str(path)
+
+    return write
+
+
+def test_engines_that_leave_gpus_of_a_host_free_share_none_with_the_decode_engine(recipe):
+    wanted = {"measured_prefill_engines": 2, "measured_decode_ranks": 1}
+    own = recipe("[roles.prefill]\nnum_ranks = 2", "[roles.prefill]\nnum_ranks = 3")
+    services = plans.plan("serving_pareto", wanted, "gb300-nvl72", own).stages[0].services
+    places = [
+        (process.role, process.host_index, process.environment["CUDA_VISIBLE_DEVICES"])
+        for process in services
+        if process.num_gpus
+    ]
+    assert places == [("prefill", 0, "0,1,2"), ("prefill", 1, "0,1,2"), ("decode", 1, "3")]
+    services = (
+        plans.plan("serving_pareto", wanted | {"measured_decode_ranks": 2}, "gb300-nvl72", own).stages[0].services
+    )
+    (decode,) = [process for process in services if process.role == "decode"]
+    assert (decode.host_index, decode.environment["CUDA_VISIBLE_DEVICES"]) == (2, "0,1")
+
+
+def test_a_rank_that_no_host_has_room_for_is_refused(recipe):
+    with pytest.raises(
+        UnfitError, match="hosts of 4 GPUs on gb300-nvl72; needed: 8 in one for a rank. Set gpus_per_rank"
+    ):
+        plans.plan("single_user", {}, "gb300-nvl72", recipe("gpus_per_rank = 4", "gpus_per_rank = 8"))
+
+
+@pytest.mark.parametrize(
+    ("topic", "setting", "value"),
+    [
+        ("context_sweep", "measured_contexts", [4096, 4096]),
+        ("wide_ep_scaling", "measured_ep_sizes", [4, 8, 4]),
+        ("single_node", "measured_captures", [64, 64]),
+        ("serving_pareto", "measured_concurrency", [8, 8]),
+        ("prefill_ablation", "measured_fixes", ["replay", "replay"]),
+    ],
+)
+def test_a_value_that_stands_twice_is_refused(topic, setting, value):
+    with pytest.raises(ParameterError, match=rf"{setting}: got \[.*\], allowed: different values, each once"):
+        plans.plan(topic, {setting: value}, "gb300-nvl72")
+
+
 def test_without_room_for_a_published_deployment_a_smaller_one_is_planned_and_said():
     found = plans.plan("serving_pareto", None, "b300x8")
     assert found.num_gpus == 6
@@ -193,12 +246,54 @@ def test_the_cpu_lab_is_planned_without_a_gpu_and_on_this_machine_only(topic, se
         assert len(ports) == len(set(ports))
 
 
+def test_the_lab_says_which_settings_it_replaces_and_keeps_those_that_ran():
+    given = {
+        "measured_input_tokens": [500],
+        "requests_per_rank": 8,
+        "measured_output_tokens": 32,
+        "measured_repeats": 2,
+    }
+    found = plans.plan("single_node", given, "cpu-lab")
+    (note,) = [note for note in found.notes if note.startswith("on the lab ")]
+    assert "measured_input_tokens is [64] (given [500])" in note
+    assert "requests_per_rank is [1, 2, 4] (given 8)" in note
+    assert "measured_captures is not used (given [1536, 8192])" in note
+    assert "measured_output_tokens" not in note  # the lab's own value
+    assert {name: found.effective[name] for name in given} == {
+        "measured_input_tokens": [64], "requests_per_rank": [1, 2, 4], "measured_output_tokens": 32,
+        "measured_repeats": 2,
+    }  # fmt: skip
+    sent = [step[0] for step in found.stages[0].steps]
+    assert {value(process, "--random-input-len") for process in sent} == {"64"}
+
+
+def test_a_size_that_the_user_gave_is_not_called_the_source_s():
+    found = plans.plan("engine_gap", {"measured_ep_sizes": [2]}, "cpu-lab")
+    assert "measured_ep_sizes is [1] (given [2])" in found.notes[-1]
+    assert not any("source" in note for note in found.notes)
+    assert found.effective["measured_ep_sizes"] == [1]
+    assert plans.plan("engine_gap", {}, "b300x8").effective["measured_ep_sizes"] == [8]
+    assert plans.plan("single_node", {}, "b300x8").effective["measured_ranks"] == 8
+
+
 def test_no_two_runs_of_a_client_share_a_seed():
     found = plans.plan("single_node", None, "b300x8")
     for stage in found.stages:
         seeds = [value(process, "--seed") for step in stage.steps for process in step]
         assert len(seeds) == len(set(seeds))
     assert [len(stage.steps) for stage in found.stages] == [3, 12]
+
+
+def test_each_run_of_a_trace_has_prompts_of_its_own():
+    settings = {"measured_concurrency": [8, 16], "measured_repeats": 2}
+    clients = [step[0] for step in plans.plan("serving_pareto", settings, "gb300-nvl72").stages[0].steps]
+    assert [value(process, "--max-concurrency") for process in clients] == ["8", "16", "8", "16"]
+    assert [process.environment["PYTHONHASHSEED"] for process in clients] == ["0", "1", "2", "3"]
+    assert [value(process, "--seed") for process in clients] == ["0", "1", "2", "3"]
+    assert len({value(process, "--result-filename") for process in clients}) == 4
+    absent = plans.plan("serving_pareto", {"workload_path": "none.jsonl"}, "gb300-nvl72")
+    assert "none.jsonl is not there: 16 tokens per hash id are assumed" in absent.notes
+    assert {process.environment["VLLM_ENGINE_READY_TIMEOUT_S"] for process in clients} == {"3600"}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +313,7 @@ def test_no_two_runs_of_a_client_share_a_seed():
         ("wide_ep_scaling", {"measured_ep_sizes": [16]}, "b300x8", "found 8 GPUs.*needed: 16. Lower measured_ep_sizes"),
         ("prefill_ablation", {"measured_new_tokens": [1_000_000]}, "b300x8", "needed: 1,131,072 tokens. Lower"),
         ("single_node", {"measured_input_tokens": [32768]}, "b300x8", "max_model_len 16384.*33792.*Raise max_model"),
-        ("expert_balance", {"ranks": 5}, "b300x8", "a number that divides the 416 experts"),
+        ("expert_balance", {"ranks": 5}, "b300x8", "a number that divides the 389 experts"),
         ("decode_parity", {"measured_ranks": 9}, "b300x8", "9 ranks"),
     ],
 )  # fmt: skip
@@ -266,6 +361,19 @@ def test_the_text_can_be_pasted_into_a_shell():
     assert pasted == ["VLLM_ENGINE_READY_TIMEOUT_S=3600", *found.processes[0].arguments]
     for word in ("assumed", "needs vLLM 0.33.0", "#61339", "compute capability 10.3", "not its claim"):
         assert word in text
+
+
+def test_a_run_keeps_the_plan_without_variables_that_may_be_private(trays):
+    path = trays(extra='addresses = ["tray0", "tray1"]\n[environment]\nSITE_PASS = "honey-4711"')
+    found = plans.plan("context_sweep", {"measured_ranks": 8}, path)
+    assert found.text(whole=True).count("honey-4711") == 2  # here, and in the line for the other host's shell
+    assert "honey-4711" not in found.text()
+    assert "SITE_PASS='***'" in found.text()
+    assert "VLLM_ENGINE_READY_TIMEOUT_S=3600" in found.text()
+    second = found.processes[1]
+    assert "honey-4711" in second.command[-1]
+    assert not any("honey-4711" in word for word in second.words)
+    assert second.words == ("ssh", "-tt", "-o", "BatchMode=yes", "tray1", *second.arguments)
 
 
 def test_the_command_takes_parameters_of_the_notebook_and_of_the_measurement():

@@ -55,7 +55,7 @@ class TraceLoad:
 
     Attributes:
         concurrency: requests under way at once.
-        num_prompts: requests in the run.
+        num_prompts: requests in the run, the first of the file.
         workload: name of the file.
     """
 
@@ -69,6 +69,15 @@ class TraceLoad:
     def named(self) -> str:
         """A name for files and messages."""
         return f"c{self.concurrency}-{self.workload}"
+
+
+def trace_variables(seed: int) -> dict[str, str]:
+    """What a client that replays a trace needs in its environment for prompts of its own.
+
+    vLLM 0.33.0 draws the tokens of a hash id with Python's ``hash`` of it as the seed. Another seed of that hash gives
+    other prompts, which repeat each other where the trace says so and nothing that was sent before.
+    """
+    return {"PYTHONHASHSEED": str(seed)}
 
 
 def arguments(
@@ -113,12 +122,12 @@ class Asked:
 
     Attributes:
         load: what is sent.
-        seed: of the prompts; None where a file gives them.
+        seed: of the prompts.
         result: file that the client writes.
     """
 
     load: Load | TraceLoad
-    seed: int | None
+    seed: int
     result: Path
 
 
@@ -130,10 +139,10 @@ def asked(command: Sequence[str]) -> Asked:
     """
     values = dict(itertools.pairwise(command))
     try:
-        result = Path(values["--result-dir"]) / values["--result-filename"]
+        result, seed = Path(values["--result-dir"]) / values["--result-filename"], int(values["--seed"])
         concurrency, num_prompts = int(values["--max-concurrency"]), int(values["--num-prompts"])
         if values["--dataset-name"] == "timed_trace":
-            return Asked(TraceLoad(concurrency, num_prompts, Path(values["--dataset-path"]).stem), None, result)
+            return Asked(TraceLoad(concurrency, num_prompts, Path(values["--dataset-path"]).stem), seed, result)
         load = Load(
             concurrency=concurrency,
             input_tokens=int(values["--random-input-len"]),
@@ -141,6 +150,6 @@ def asked(command: Sequence[str]) -> Asked:
             num_prompts=num_prompts,
             num_warmups=int(values["--num-warmups"]),
         )
-        return Asked(load, int(values["--seed"]), result)
+        return Asked(load, seed, result)
     except (KeyError, ValueError) as problem:
         raise DataError(f"the benchmark client's command line lacks {problem}: {' '.join(command)[:200]}") from None

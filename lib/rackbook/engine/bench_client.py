@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rackbook.engine import readiness
 from rackbook.engine.tether import tethered
 from rackbook.errors import RackbookError
-from rackbook.locations import shown
 
 _MAIN_RUN = "Starting main benchmark run"
+_TAIL_LINES = 25
 
 
 def run_client(
@@ -43,26 +44,21 @@ def run_client(
         try:
             share = _wait(client, log, time.monotonic() + timeout_s)
         except TimeoutError:
-            message = f"the benchmark client took longer than {timeout_s:g} s; the end of its log:\n{tail(log)}"
+            message = f"the benchmark client took longer than {timeout_s:g} s; the end of its log:\n{_end(log)}"
             raise RackbookError(message) from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(client.pid, signal.SIGKILL)
             client.wait()
     if client.returncode == 127:
-        raise RackbookError(f"the benchmark client cannot be started: {tail(log)}")
+        raise RackbookError(f"the benchmark client cannot be started: {_end(log)}")
     if client.returncode:
-        raise RackbookError(f"the benchmark client ended with status {client.returncode}; its log:\n{tail(log)}")
+        raise RackbookError(f"the benchmark client ended with status {client.returncode}; its log:\n{_end(log)}")
     return share
 
 
-def tail(log: Path, lines: int = 25) -> str:
-    """The last lines of a log, for a message."""
-    try:
-        text = log.read_text("utf-8", errors="replace")
-    except OSError:
-        return f"({shown(log)} cannot be read)"
-    return "\n".join(text.splitlines()[-lines:]) or "(nothing)"
+def _end(log: Path) -> str:
+    return readiness.tail(log, _TAIL_LINES) or "(nothing)"
 
 
 def _wait(client: subprocess.Popen[bytes], log: Path, deadline: float) -> float | None:

@@ -42,11 +42,13 @@ class BenchResult:
         output_tokens: of all completed requests.
         output_tok_per_s: output tokens ÷ duration.
         total_tok_per_s: input and output tokens ÷ duration.
-        latencies_ms: by name as in :data:`LATENCIES`, then by statistic ("mean", "median", "std", "p90" …).
+        latencies_ms: by name as in :data:`LATENCIES`, then by statistic ("mean", "median", "std", "p90" …); None where
+            the file says null.
         speculation: acceptance_length, acceptance_rate (%), num_drafts, draft_tokens, accepted_tokens; empty without.
-        errors: number of failed requests by the first line of their message; empty where the file keeps none.
+        errors: number of failed requests by the last line of their message, which in a traceback names the error; empty
+            where the file keeps none.
         labels: keys that the user added with ``--metadata``, and others that this reader does not know.
-        missing: why a value is None, by attribute or latency.
+        missing: why a value is None, by attribute, latency ("ttft") or statistic of one ("p90_ttft").
     """
 
     where: str
@@ -61,7 +63,7 @@ class BenchResult:
     output_tokens: int | None
     output_tok_per_s: float | None
     total_tok_per_s: float | None
-    latencies_ms: Mapping[str, Mapping[str, float]]
+    latencies_ms: Mapping[str, Mapping[str, float | None]]
     speculation: Mapping[str, float]
     errors: Mapping[str, int]
     labels: Mapping[str, Any]
@@ -215,7 +217,7 @@ class _Reader:
     def number(self, key: str, *, positive: bool = False, name: str = "") -> float | None:
         value = self.content.get(key)
         if value is None:
-            self.missing[name or key] = f"the file has no {key}"
+            self.missing[name or key] = f"the file {'says null for' if key in self.content else 'has no'} {key}"
             return None
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         if not (numeric and math.isfinite(value) and (value > 0 if positive else value >= 0)):
@@ -238,10 +240,10 @@ class _Reader:
             return None
         return self.number("request_rate", positive=True)
 
-    def statistics(self, name: str) -> dict[str, float]:
+    def statistics(self, name: str) -> dict[str, float | None]:
         suffix = f"_{name}_ms"
-        keys = [key for key in self.content if key.endswith(suffix)]
-        return {key.removesuffix(suffix): self.number(key, positive=not key.startswith("std_")) or 0.0 for key in keys}
+        found = [key.removesuffix(suffix) for key in self.content if key.endswith(suffix)]
+        return {each: self.number(f"{each}{suffix}", positive=each != "std", name=f"{each}_{name}") for each in found}
 
     def speculation(self) -> dict[str, float]:
         found = {name: self.number(f"spec_decode_{name}") for name in _SPECULATION}
@@ -262,8 +264,8 @@ def _no_latency(name: str, content: Mapping[str, Any], completed: int | None, ou
 
 
 def _error_counts(errors: list[Any]) -> dict[str, int]:
-    first_lines = [str(e).strip().splitlines()[-1][:200] for e in errors if e and str(e).strip()]
-    return dict(Counter(first_lines).most_common())
+    last_lines = [str(e).strip().splitlines()[-1][:200] for e in errors if e and str(e).strip()]
+    return dict(Counter(last_lines).most_common())
 
 
 def _other(content: Mapping[str, Any]) -> bool:

@@ -22,12 +22,15 @@ from rackbook.tables import column
 BUSY_CLIENT_PERCENT = 90.0
 """Share of one core above which the client, a single Python process, may itself be what is slow."""
 
+HIT_MARGIN_PERCENT = 1.0
+"""Prefix-cache hits beyond those that a load makes itself that are not yet a doubt: the cache works in whole blocks."""
+
 RUN_COLUMNS = (
     "concurrency", "input_tokens", "output_tokens", "repeat", "seed", "num_prompts", "num_completed", "num_failed",
     "duration_s", "output_tok_per_s", "total_tok_per_s", "ttft_p50_s", "ttft_p90_s", "tpot_ms", "tpot_p90_ms",
     "itl_ms", "e2el_s", "prefix_hit_percent", "acceptance_length", "client_cpu_percent", "missing_reason",
 )  # fmt: skip
-"""Columns of :func:`sweep`."""
+"""Columns of :func:`follow`."""
 
 
 def follow(
@@ -50,7 +53,7 @@ def follow(
         base_url: of the running server.
         planned: command lines of :func:`rackbook.engine.bench.arguments`, whose results go to the run's folder.
         run: where results go and doubts are flagged.
-        environment: of the client, on top of this process's.
+        environment: of every client, on top of this process's; the seed of a trace's prompts comes on top of both.
         timeout_s: longest time of one run.
         progress: takes a line before each run.
         seen: takes the row of each run right after it.
@@ -63,7 +66,7 @@ def follow(
         DataError: no command line, or two with one seed.
         RackbookError: the server or the client failed; what was measured until then lies in the run's folder.
     """
-    seeds = [seed for seed in (bench.asked(command).seed for command in planned) if seed is not None]
+    seeds = [bench.asked(command).seed for command in planned]
     if not planned or len(set(seeds)) < len(seeds):
         raise DataError(f"client runs: got the seeds {seeds}, allowed: at least one run, no two with one seed")
     variables = {**os.environ, **(environment or {})}
@@ -75,15 +78,16 @@ def follow(
         done[load] += 1
         what = f"{load.named()}, repeat {done[load]}"
         progress(f"client run {number} of {len(planned)}: {what}")
-        run.process(command, variables, role="client")
+        own = variables | (bench.trace_variables(wanted.seed) if isinstance(load, TraceLoad) else {})
+        run.process(command, own, role="client")
         log = run.raw(f"{path.stem}.log")
         try:
             before = [metrics.fetch(url) for url in urls]
-            share = run_client(command, log, environment=variables, timeout_s=timeout_s)
+            share = run_client(command, log, environment=own, timeout_s=timeout_s)
             content = bench_results.load(path)
+            result = bench_results.read_result(content, path.name)
             path.write_text(json.dumps(bench_results.slim(content), indent=1, ensure_ascii=False) + "\n", "utf-8")
             grown = [metrics.growth(first, metrics.fetch(url)) for first, url in zip(before, urls, strict=True)]
-            result = bench_results.read_result(content, path.name)
         except RackbookError as problem:
             raise RackbookError(f"{what}: {problem}") from None
         rows.append(run_row(load, result, done[load], wanted.seed, metrics.prefix_hit_percent(*grown), share))
@@ -98,7 +102,7 @@ def run_row(
     load: Load | TraceLoad,
     result: BenchResult,
     repeat: int,
-    seed: int | None,
+    seed: int,
     hit_percent: float | None,
     client_cpu_percent: float | None,
 ) -> dict[str, Any]:
@@ -153,7 +157,7 @@ def doubts(load: Load | TraceLoad, result: BenchResult, row: Mapping[str, Any]) 
     if (
         isinstance(load, Load)
         and hits is not None
-        and hits > 100 * load.num_warmups / (load.num_warmups + load.num_prompts) + 1
+        and hits > 100 * load.num_warmups / (load.num_warmups + load.num_prompts) + HIT_MARGIN_PERCENT
     ):
         found.append(f"{hits:.0f} % of the prompt tokens came from the prefix cache")
     busy = row["client_cpu_percent"]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from rackbook import catalog, provenance
 from rackbook.clusters import Cluster
-from rackbook.engine import fit
+from rackbook.engine import fit, forward_run, launch
 from rackbook.engine.fit import UnfitError
 from rackbook.engine.plan import Plan
 from rackbook.locations import shown
@@ -34,7 +34,13 @@ if spec is not None and spec.submodule_search_locations:
     found["folder"] = list(spec.submodule_search_locations)[0]
 print(json.dumps(found))
 """
+_VOCABULARY = """
+import sys
+from transformers import AutoTokenizer
+print(AutoTokenizer.from_pretrained(sys.argv[1]).vocab_size)
+"""
 _PROBE_S = 120.0
+_QUEUE_S = 600
 
 
 def check(plan: Plan, machine: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -45,48 +51,55 @@ def check(plan: Plan, machine: Mapping[str, Any] | None = None) -> dict[str, Any
         machine: what this machine is, as :func:`rackbook.provenance.machine` tells it; looked at now if None.
 
     Returns:
-        What was found of vLLM: name, version and folder; for the provenance of the run.
+        What was found of vLLM: name, version and folder, for the provenance of the run; and "elsewhere": the GPUs of a
+        host where Slurm chooses the hosts, None where the plan starts on this machine.
 
     Raises:
-        UnfitError: too few GPUs, other ones, a vLLM that is too old or missing, or a model that is not there; says what
-            was found, what is needed, and what changes it.
+        UnfitError: too few hosts or GPUs, other ones, a vLLM that is too old or missing, or a model that is not there;
+            says what was found, what is needed, and what changes it.
+        RackbookError: the hosts are not known.
     """
-    if plan.num_gpus and plan.cluster.launcher.kind != "slurm":  # Slurm's hosts are not this one
-        facts = provenance.machine() if machine is None else machine
-        check_gpus(plan, facts)
+    forward_run.addresses(plan)  # before anything else: it costs nothing
+    elsewhere = None
+    if plan.num_gpus and forward_run.chooses_hosts(plan):
+        elsewhere = provenance.gpus(_srun(plan), _QUEUE_S + _PROBE_S)
+        check_gpus(plan, elsewhere, "the host that srun reached")
+    elif plan.num_gpus:
+        check_gpus(plan, provenance.machine() if machine is None else machine)
     found = vllm_of(plan.cluster)
     check_vllm(plan, found)
     check_model(plan)
-    return found
+    return found | {"elsewhere": elsewhere}
 
 
-def check_gpus(plan: Plan, machine: Mapping[str, Any]) -> None:
-    """Compare this machine's GPUs with the cluster's file.
+def check_gpus(plan: Plan, machine: Mapping[str, Any], place: str = "this machine") -> None:
+    """Compare the GPUs of a host with the cluster's file.
+
+    Args:
+        plan: what is to run.
+        machine: its entries about GPUs, as :func:`rackbook.provenance.machine` tells them.
+        place: the host, in words.
 
     Raises:
         UnfitError: fewer, another kind, or another architecture.
     """
     cluster = plan.cluster
-    needed = max(
-        sum(process.num_gpus for process in group if process.host_index == 0)
-        for stage in plan.stages
-        for group in ((*stage.services, *step) for step in (stage.steps or ((),)))
-    )
+    needed = _gpus_of_first_host(plan)
     kinds = machine.get("gpus")
     if not kinds:
         reason = machine.get("gpus_missing_reason") or "the system names none"
         raise UnfitError(
-            f"no GPU on this machine ({reason})", f"{needed} for {plan.topic} on {cluster.key}", _elsewhere(cluster)
+            f"no GPU on {place} ({reason})", f"{needed} for {plan.topic} on {cluster.key}", _elsewhere(cluster)
         )
     count = sum(kind["count"] for kind in kinds)
     words = " and ".join(f"{kind['count']}× {kind['name']}" for kind in kinds)
     if count < needed:
-        raise UnfitError(f"{words} on this machine", f"{needed} GPUs for {plan.topic}", _elsewhere(cluster))
+        raise UnfitError(f"{words} on {place}", f"{needed} GPUs for {plan.topic}", _elsewhere(cluster))
     name = catalog.hardware(str(cluster.hardware)).name
     for kind in kinds:
         if not re.search(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])", str(kind["name"]), re.IGNORECASE):
             raise UnfitError(
-                f"{words} on this machine",
+                f"{words} on {place}",
                 f"{name}, as {cluster.file} says",
                 f"Set hardware and compute_capability in {cluster.file}, or choose another cluster",
             )
@@ -97,6 +110,22 @@ def check_gpus(plan: Plan, machine: Mapping[str, Any]) -> None:
                 f"{' or '.join(plan.needs.compute_capabilities)} for {plan.recipe.key}",
                 f"Name another recipe in {cluster.file}, or choose another cluster",
             )
+
+
+def _gpus_of_first_host(plan: Plan) -> int:
+    """Most GPUs that a plan uses there at the same time; a process that ``srun`` spreads counts all of its own."""
+    found = max(
+        sum(process.num_gpus for process in group if process.host_index == 0)
+        for stage in plan.stages
+        for group in ((*stage.services, *step) for step in (stage.steps or ((),)))
+    )
+    return min(found, plan.cluster.num_gpus_per_host)
+
+
+def _srun(plan: Plan) -> tuple[str, ...]:
+    """The command that has Slurm ask one host; outside an allocation it gives up when the queue does not move."""
+    first, *others = launch.srun_once(plan.cluster, _gpus_of_first_host(plan))
+    return (first, f"--immediate={_QUEUE_S}", *others)
 
 
 def vllm_of(cluster: Cluster) -> dict[str, Any]:
@@ -112,11 +141,7 @@ def vllm_of(cluster: Cluster) -> dict[str, Any]:
     else:
         python = cluster.python
     try:
-        done = subprocess.run(  # noqa: S603 - a list, no shell
-            [*python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False,
-            env=os.environ | cluster.environment,
-        )  # fmt: skip
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(_answer([*python, "-c", _PROBE], cluster.environment))
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
         why = getattr(problem, "strerror", None) or type(problem).__name__
         raise UnfitError(
@@ -124,7 +149,32 @@ def vllm_of(cluster: Cluster) -> dict[str, Any]:
             "one that has vLLM",
             f"Set python in {cluster.file}, or run `rackbook engine up` for the lab",
         ) from None
-    return found
+
+
+def vocabulary(plan: Plan) -> int:
+    """Tokens of a plan's model, special ones left out, as the cluster's Python reads its tokenizer.
+
+    Raises:
+        UnfitError: it cannot.
+    """
+    cluster, recipe = plan.cluster, plan.recipe
+    command = [*cluster.python, "-c", _VOCABULARY, recipe.model_id]
+    try:
+        return int(_answer(command, cluster.environment | recipe.environment))
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as problem:
+        raise UnfitError(
+            f"no tokenizer of {recipe.model_id} ({type(problem).__name__})",
+            "one that transformers reads, for prompts of random tokens",
+            f"Set model_id in {recipe.file} to a folder that holds it, or fetch it first",
+        ) from None
+
+
+def _answer(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The last line that a command prints."""
+    done = subprocess.run(  # noqa: S603 - a list, no shell
+        command, capture_output=True, text=True, timeout=_PROBE_S, check=False, env=os.environ | environment
+    )
+    return done.stdout.strip().splitlines()[-1]
 
 
 def check_vllm(plan: Plan, found: Mapping[str, Any]) -> None:
@@ -215,4 +265,6 @@ def _python(cluster: Cluster) -> str:
 
 
 def _elsewhere(cluster: Cluster) -> str:
+    if cluster.launcher.kind == "slurm":
+        return f"Start it within salloc or sbatch, or correct {cluster.file}"
     return f"Choose the cluster that this machine is (parameter cluster), or correct {cluster.file}"

@@ -9,6 +9,8 @@ import argparse
 import sys
 from typing import Any
 
+from rackbook.option_types import whole_from_one
+
 
 def add_parsers(commands: Any) -> None:
     """Add ``engine`` and its commands.
@@ -23,7 +25,7 @@ def add_parsers(commands: Any) -> None:
 
     command = _command(inner, "up", _up, "install the lab if needed and start its server, on 127.0.0.1 only")
     command.add_argument(
-        "--ranks", type=_from_one, default=1, metavar="N", help="data-parallel ranks (default: 1)"
+        "--ranks", type=whole_from_one, default=1, metavar="N", help="data-parallel ranks (default: 1)"
     )  # fmt: skip
     command.add_argument("--port", type=_port, metavar="P", help="where it listens (default: a free one)")
     _command(inner, "status", _status, "what runs, since when, and where it answers")
@@ -65,12 +67,6 @@ def _down(_arguments: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _from_one(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a whole number from 1")
-    return int(text)
 
 
 def _port(text: str) -> int:

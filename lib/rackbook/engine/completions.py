@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,11 +27,13 @@ class Answer:
         prompt_tokens: as the server counts them.
         output_tokens: as the server counts them.
         latency_s: from sending to the whole answer.
+        content: the whole answer.
     """
 
     prompt_tokens: int
     output_tokens: int
     latency_s: float
+    content: dict[str, Any]
 
 
 def random_prompts(count: int, num_tokens: int, vocabulary: int, seed: int) -> list[list[int]]:
@@ -130,5 +133,7 @@ def _complete(base_url: str, body: bytes, rank: int | None, timeout_s: float, to
         connection.close()
     if response.status != http.HTTPStatus.OK:
         raise RackbookError(f"status {response.status}: {text[:300]}")
-    usage = json.loads(text)["usage"]
-    return Answer(usage["prompt_tokens"], usage["completion_tokens"], time.monotonic() - started)
+    latency_s = time.monotonic() - started
+    content = json.loads(text)
+    usage = content["usage"]
+    return Answer(usage["prompt_tokens"], usage["completion_tokens"], latency_s, content)

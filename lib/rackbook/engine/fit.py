@@ -104,10 +104,11 @@ def need_hardware(
         why: what needs them.
 
     Raises:
-        UnfitError: the GPUs are others, or of an architecture that cannot run it.
+        UnfitError: the GPUs are others, of an architecture that cannot run it, or fewer on a host than a rank takes.
         DataError: the recipe has no such role.
     """
-    wanted = capabilities or recipe.role(role).compute_capabilities or recipe.compute_capabilities
+    part = recipe.role(role)
+    wanted = capabilities or part.compute_capabilities or recipe.compute_capabilities
     change = f"Name another recipe in {cluster.file}, or choose another cluster"
     if recipe.hardware and cluster.hardware not in recipe.hardware:
         got = cluster.hardware or "no GPU"
@@ -116,6 +117,11 @@ def need_hardware(
         got = f"compute capability {cluster.capability}" if cluster.capability else "no GPU"
         needed = f"compute capability {' or '.join(wanted)}{f' for {why}' if why else ''}"
         raise UnfitError(f"{got} on {cluster.key}", needed, change)
+    if cluster.num_gpus and part.gpus_per_rank > cluster.num_gpus_per_host:
+        raise UnfitError(
+            f"hosts of {cluster.num_gpus_per_host} GPUs on {cluster.key}", f"{part.gpus_per_rank} in one for a rank",
+            f"Set gpus_per_rank of the role {role} in {recipe.file}",
+        )  # fmt: skip
 
 
 def need_gpus(cluster: Cluster, what: str) -> None:

@@ -173,6 +173,10 @@ def read(path: Path, cases: Sequence[Case], num_ranks: int) -> list[Timed]:
         raise DataError(f"{where}: a case stands twice among {', '.join(item['case'] for item in content)}")
     if missing := [case.name for case in cases if case.name not in found]:
         raise DataError(f"{where}: no result for {', '.join(missing)}; got {', '.join(found) or 'none'}")
+    if others := sorted(found.keys() - {case.name for case in cases}):
+        raise DataError(
+            f"{where}: got a result for {', '.join(others)}, which was not asked for; is it another run's file?"
+        )
     return [_timed(found[case.name], case, num_ranks, f"{where}, case {case.name}") for case in cases]
 
 

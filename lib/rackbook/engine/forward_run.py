@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from rackbook import catalog
 from rackbook.clusters import Cluster
 from rackbook.engine import forward_results, tasks
 from rackbook.engine.cases import Case
+from rackbook.engine.fit import UnfitError
 from rackbook.engine.plan import RUN_FOLDER, Plan, Stage, gpus
 from rackbook.engine.tasks import Say
 from rackbook.errors import RackbookError
@@ -68,20 +70,36 @@ def cases_of(stage: Stage) -> tuple[list[Case], int]:
 def addresses(plan: Plan) -> dict[str, str]:
     """What the words ``HOST_<number>`` of a plan stand for; nothing where it has none.
 
+    Servers on Slurm need an allocation around this process, with this machine in it, since the first one starts here.
+
     Raises:
-        RackbookError: they are not known: no addresses in the cluster's file, or no Slurm allocation around this one.
+        RackbookError: the hosts are not known: no addresses in the cluster's file, no Slurm allocation.
+        UnfitError: the allocation has too few hosts, or this machine is none of them.
     """
-    words = {f"HOST_{host}" for host in range(plan.cluster.num_hosts)}
-    used = [word for process in plan.processes for word in process.command if "HOST_" in word]
-    if not used:
-        return {}
-    if plan.cluster.launcher.kind == "torchrun":
+    cluster = plan.cluster
+    if cluster.launcher.kind == "slurm":
+        if chooses_hosts(plan):
+            return {}
+        needed = 1 + max(process.host_index for process in plan.processes)
+        hosts = allocated_hosts(cluster)
+        if len(hosts) < needed:
+            raise UnfitError(
+                f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'} in the Slurm allocation",
+                f"{needed} for {plan.topic} on {cluster.key}",
+                f"Ask salloc or sbatch for --nodes={needed}, or lower the parameter that sets the number of ranks",
+            )
+        return {f"HOST_{number}": host for number, host in enumerate(hosts[:needed])}
+    if any("HOST_" in word for process in plan.processes for word in process.command):
         raise RackbookError(
-            f"{plan.topic} needs {len(words)} hosts, and {plan.cluster.file} has no launcher.addresses: give one per "
+            f"{plan.topic} needs {cluster.num_hosts} hosts, and {cluster.file} has no launcher.addresses: give one per "
             "host, this machine's first"
         )
-    hosts = allocated_hosts(plan.cluster)
-    return {f"HOST_{number}": host for number, host in enumerate(hosts)}
+    return {}
+
+
+def chooses_hosts(plan: Plan) -> bool:
+    """Whether Slurm chooses the hosts when a plan runs, so that this machine need not be one of them."""
+    return plan.cluster.launcher.kind == "slurm" and not any(stage.services for stage in plan.stages)
 
 
 def allocated_hosts(cluster: Cluster) -> list[str]:
@@ -89,6 +107,7 @@ def allocated_hosts(cluster: Cluster) -> list[str]:
 
     Raises:
         RackbookError: there is none, or Slurm does not say.
+        UnfitError: this machine is none of them.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
@@ -102,16 +121,24 @@ def allocated_hosts(cluster: Cluster) -> list[str]:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as problem:
         raise RackbookError(f"scontrol does not say which hosts {nodes} are: {type(problem).__name__}") from None
-    return done.stdout.split()
+    hosts = done.stdout.split()
+    name = socket.gethostname()
+    names = (os.environ.get("SLURMD_NODENAME"), name, name.partition(".")[0])  # Slurm's name of a host may be its own
+    here = next((host for each in names for host in hosts if host == each), None)
+    if here is None:
+        raise UnfitError(
+            f"this process on a machine outside its Slurm allocation ({nodes})",
+            "one on a host of it, where the first server starts",
+            "Start it by sbatch, or by srun --overlap --pty within salloc",
+        )
+    return [here, *(host for host in hosts if host != here)]
 
 
 def _stage(stage: Stage, run: Recorder, work: Path, say: Say) -> pl.DataFrame:
     (step,) = stage.steps
     logs = [run.raw(f"{stage.name}.host{process.host_index}.log") for process in step]
     for process in step:
-        run.process(
-            process.command, process.environment, role=f"{stage.name}, {process.role}, host {process.host_index}"
-        )
+        run.process(process.words, process.environment, role=f"{stage.name}, {process.role}, host {process.host_index}")
     limit_s = max(_LEAST_LIMIT_S, _TIMES_THE_ESTIMATE * 60 * stage.minutes)
     tasks.run(step, logs, timeout_s=limit_s, say=say, what=stage.name)
     result = work / f"{stage.name}.json"

@@ -15,7 +15,8 @@ KV_CACHE_GIB = 1
 """KV cache of a rank."""
 
 _POLITE = ("nice", "-n", "5")
-"""The client shares the cores with ranks that wait busily. At equal priority its timers fired up to 1.7 s late."""
+"""The server gives way to the client, which shares the cores with ranks that wait busily: at equal priority the
+client's timers fired up to 1.7 s late."""
 
 CLIENT_MODEL = ("--served-model-name", SERVED_MODEL)
 """What a client of the lab is told besides the model's folder, which it takes the tokenizer from."""

@@ -163,6 +163,12 @@ def srun(cluster: Cluster, hosts: int, num_tasks: int, per_host: int) -> tuple[s
     return (*words, *_slurm_options(cluster), *launcher.options)
 
 
+def srun_once(cluster: Cluster, num_gpus: int) -> tuple[str, ...]:
+    """The part of a command that has Slurm start it once, on a host of its choice with so many GPUs."""
+    words = ("srun", "--nodes=1", "--ntasks=1", f"--gpus-per-node={num_gpus}")
+    return (*words, *_slurm_options(cluster), *cluster.launcher.options)
+
+
 def _slurm_options(cluster: Cluster) -> tuple[str, ...]:
     launcher = cluster.launcher
     return (

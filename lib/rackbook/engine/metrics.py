@@ -6,7 +6,7 @@ import math
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -178,25 +178,6 @@ def prefix_hit_percent(*grown: Snapshot) -> float | None:
     found = [prefix_hits(each) for each in grown]
     looked_up = sum(each["looked_up_tokens"].sum() for each in found)
     return 100 * sum(each["hit_tokens"].sum() for each in found) / looked_up if looked_up else None
-
-
-def counters(grown: Snapshot, names: Iterable[str] = ()) -> pl.DataFrame:
-    """Counters as a table, for a run folder.
-
-    Args:
-        grown: of :func:`growth`.
-        names: which; all of vLLM's except the buckets of histograms if empty.
-
-    Returns:
-        metric, labels, counted; sorted.
-    """
-    wanted = set(names)
-    rows = [
-        {"metric": name, "labels": ",".join(f"{k}={v}" for k, v in labels), "counted": value}
-        for (name, labels), value in sorted(grown.values.items())
-        if (name in wanted if wanted else name.startswith("vllm:") and not name.endswith("_bucket"))
-    ]
-    return pl.DataFrame(rows, schema={n: column(n).dtype for n in ("metric", "labels", "counted")}, orient="row")
 
 
 def _labels(text: str) -> Labels:

@@ -8,7 +8,9 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from rackbook import provenance
 from rackbook.clusters import Cluster
 from rackbook.recipes import Recipe
 
@@ -28,7 +30,6 @@ class Process:
         environment: variables beside those that it inherits.
         host_index: number of the host that it starts on, from 0.
         num_gpus: GPUs that it and its children use.
-        cores: processor cores that it may use; None for all.
         through: command of this machine that starts it on its host; empty on this one.
         through_shell: whether that command hands one line to a shell there instead of words.
     """
@@ -38,16 +39,24 @@ class Process:
     environment: Mapping[str, str] = field(default_factory=dict)
     host_index: int = 0
     num_gpus: int = 0
-    cores: tuple[int, ...] | None = None
     through: tuple[str, ...] = ()
     through_shell: bool = False
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The command without variables: what is told of it beside those of them that may be told."""
+        return (*self.through, *self.arguments)
+
+    @property
     def command(self) -> tuple[str, ...]:
         """What this machine starts."""
+        return self.command_with(self.environment)
+
+    def command_with(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """The command with other variables, where they are part of it."""
         if not self.through_shell:
-            return (*self.through, *self.arguments)
-        variables = [f"{name}={value}" for name, value in self.environment.items()]
+            return self.words
+        variables = [f"{name}={value}" for name, value in environment.items()]
         return (*self.through, shlex.join(["env", *variables, *self.arguments]))
 
 
@@ -112,6 +121,7 @@ class Plan:
         stages: one after the other.
         needs: what must be there.
         notes: what the plan leaves out or does otherwise than the source, in sentences.
+        effective: the settings by name as they will have run, whatever was given; empty where nobody keeps them apart.
     """
 
     topic: str
@@ -120,6 +130,7 @@ class Plan:
     stages: tuple[Stage, ...]
     needs: Needs
     notes: tuple[str, ...] = ()
+    effective: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_gpus(self) -> int:
@@ -169,8 +180,13 @@ class Plan:
         )
         return dataclasses.replace(self, stages=stages)
 
-    def text(self) -> str:
-        """The plan as a person reads it: every process, argument and variable."""
+    def text(self, *, whole: bool = False) -> str:
+        """The plan as a person reads it: every process, argument and variable.
+
+        Args:
+            whole: whether the values of all variables are told, as on the user's own terminal; else, as in a run, only
+                of those that :func:`rackbook.provenance.told` lets pass.
+        """
         cluster, launcher = self.cluster, self.cluster.launcher.kind
         most = f"{gpus(self.num_gpus)} at most" if self.num_gpus else gpus(0)
         size = f"{cluster.num_hosts} × {gpus(cluster.num_gpus_per_host)}" if cluster.num_gpus else gpus(0)
@@ -186,11 +202,16 @@ class Plan:
             for group, processes in groups:
                 for process in processes:
                     lines.append(f"  {group}: {_where(process, cluster)}")
-                    lines += _command(process)
+                    lines += _command(process, whole=whole)
         lines += ["", *_needs(self.needs)]
         if any("HOST_" in argument for process in self.processes for argument in process.command):
             lines.append(f"HOST_0 … stand for the hosts' addresses: {_address_source(cluster)}")
         lines.append(f"{RUN_FOLDER} stands for the folder of the run")
+        untold = (
+            process.environment.keys() - provenance.told(process.environment).keys() for process in self.processes
+        )
+        if not whole and any(untold):
+            lines.append(f"{provenance.MASK} stands for the values of variables that a run does not keep")
         if cluster.is_lab:
             lines.append(
                 "LAB_PYTHON and LAB_MODEL stand for the lab's Python and the model that it makes itself, LAB_BENCH"
@@ -216,14 +237,15 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _where(process: Process, cluster: Cluster) -> str:
-    cores = f", cores {','.join(map(str, process.cores))}" if process.cores else ""
     host = "" if cluster.num_hosts == 1 else f", host {process.host_index}"
-    return f"{process.role}{host}, {gpus(process.num_gpus)}{cores}"
+    return f"{process.role}{host}, {gpus(process.num_gpus)}"
 
 
-def _command(process: Process) -> list[str]:
-    words = [f"{name}={shlex.quote(value)}" for name, value in process.environment.items() if not process.through_shell]
-    words += [shlex.quote(word) for word in process.command]
+def _command(process: Process, *, whole: bool) -> list[str]:
+    told = process.environment if whole else provenance.told(process.environment)
+    variables = {name: told.get(name, provenance.MASK) for name in process.environment}
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items() if not process.through_shell]
+    words += [shlex.quote(word) for word in process.command_with(variables)]
     lines, line = [], ""
     for word in words:
         if line and len(line) + 1 + len(word) > _WIDTH - 8:

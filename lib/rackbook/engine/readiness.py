@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from rackbook.engine import processes
 from rackbook.errors import RackbookError
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ANSWER_S = 5.0
+_CONNECT_S = 2.0
 _BYTES_PER_LINE = 400
 
 
@@ -63,24 +65,40 @@ def tail(path: Path, lines: int) -> str:
 
 
 def require_free_port(base_url: str) -> None:
-    """Complain if somebody listens where a server of this machine shall answer; other machines are not asked.
+    """Complain if somebody listens where a server shall answer, on this machine or on another one.
 
     Raises:
-        ServerError: who listens there.
+        ServerError: who listens there, or that the name means no machine.
     """
     address = urlsplit(base_url)
     if address.scheme != "http" or not address.hostname or not address.port:
         raise ServerError(f"where the server answers: got {base_url!r}, allowed: http://HOST:PORT")
-    if address.hostname not in _LOOPBACK:
+    place = (address.hostname, address.port)
+    try:
+        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
+    except socket.gaierror as problem:
+        raise ServerError(f"where the server answers: {address.hostname!r} is no known host ({problem})") from None
+    here = [_is_free_here(family, each) for family, *_, each in found]
+    if any(here):
         return
-    family = socket.AF_INET6 if ":" in address.hostname else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.hostname, address.port))
-        except OSError as problem:
-            holder = processes.listener(address.port)
-            who = f"process {holder}: {processes.command_line(holder)[:120]}" if holder else "another user's process"
-            raise ServerError(
-                f"port {address.port} is taken by {who} ({problem.strerror}); choose another port or end that process"
-            ) from problem
+    with contextlib.suppress(OSError), socket.create_connection(place, timeout=_CONNECT_S):
+        raise ServerError(
+            f"{base_url} takes connections already, before a server was started there; end what listens there"
+        )
+
+
+def _is_free_here(family: int, place: tuple[Any, ...]) -> bool:
+    """Whether an address is this machine's, with nobody who listens there; complains if somebody does."""
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as problem:
+        if problem.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return False
+        holder = processes.listener(place[1])
+        who = f"process {holder}: {processes.command_line(holder)[:120]}" if holder else "another user's process"
+        raise ServerError(
+            f"port {place[1]} is taken by {who} ({problem.strerror}); choose another port or end that process"
+        ) from problem
+    return True

@@ -22,6 +22,8 @@ from rackbook.engine.starting import Startable
 from rackbook.locations import shown
 
 START_TIMEOUT_S = 600.0
+"""Enough for a small model; a large one takes what its recipe says."""
+
 _POLL_S = 0.25
 _SAY_EVERY_S = 5.0
 _REPORT_S = 5.0
@@ -143,7 +145,6 @@ class Server:
                 "arguments": list(command.command),
                 "environment": {**os.environ, **command.environment},
                 "log": str(log.absolute()),
-                "cores": None if command.cores is None else list(command.cores),
             }
         )
         deadline = time.monotonic() + _STOP_S

@@ -21,8 +21,6 @@ class Startable(Protocol):
     def command(self) -> Sequence[str]: ...  # noqa: D102
     @property
     def environment(self) -> Mapping[str, str]: ...  # noqa: D102
-    @property
-    def cores(self) -> Sequence[int] | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,11 @@ class Command:
         role: what it is in the server; the processes whose role is "router" start when the others answer.
         arguments: program and arguments; no shell reads them.
         environment: variables on top of this process's.
-        cores: CPU cores it may use; None for all.
     """
 
     role: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    cores: tuple[int, ...] | None = None
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 It runs as ``python -m rackbook.engine.supervisor``, in a session of its own: Ctrl-C in a terminal does not reach it,
 its parent's end does. Requests come in on its standard input, one JSON object a line; reports go out on its output:
 
-- ``{"start": name, "arguments": […], "environment": {…}, "log": path, "cores": […] | null}`` starts a process; the
-  answer is ``{"started": name, "pid": n}`` or ``{"failed": name, "why": text}``.
+- ``{"start": name, "arguments": […], "environment": {…}, "log": path}`` starts a process; the answer is
+  ``{"started": name, "pid": n}`` or ``{"failed": name, "why": text}``.
 - ``{"detach": true}``: from now on the parent may end. ``{"stop": true}``: end everything.
 - ``{"ended": name, "status": n}`` tells that a process ended; all others are then ended too.
 
@@ -92,15 +92,12 @@ class Supervisor:
             self._stop = True
 
     def _start(self, request: dict[str, Any]) -> None:
-        cores = request["cores"]
         supervisor = os.getpid()
 
         def prepare() -> None:
             self._libc.prctl(_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != supervisor:
                 os._exit(1)
-            if cores:
-                os.sched_setaffinity(0, cores)
 
         try:
             with Path(request["log"]).open("ab") as log:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rackbook.engine import readiness
 from rackbook.engine.failures import likely_cause
 from rackbook.engine.plan import Process
 from rackbook.errors import RackbookError
@@ -49,7 +50,6 @@ class _Task:
             "arguments": list(process.command),
             "environment": {**os.environ, **process.environment},
             "log": str(log.absolute()),
-            "cores": None if process.cores is None else list(process.cores),
         }
         assert self._supervisor.stdin is not None  # noqa: S101 - a pipe was asked for
         with contextlib.suppress(OSError):  # it is gone, which hear() will tell
@@ -118,11 +118,11 @@ def run(
             if now - started > timeout_s:
                 raise TaskError(
                     f"{running[0].name} took longer than {timeout_s:g} s; the last lines of {shown(running[0].log)}:\n"
-                    f"{_tail(running[0].log)}"
+                    f"{readiness.tail(running[0].log, _TAIL_LINES)}"
                 )
             if now - said >= _SAY_EVERY_S:
                 said = now
-                say(f"{what}, {now - started:.0f} s: {_last_line(tasks[0].log)}")
+                say(f"{what}, {now - started:.0f} s: {readiness.tail(tasks[0].log, 1)[:160] or 'nothing printed yet'}")
     finally:
         for task in tasks:
             task.stop()
@@ -137,14 +137,5 @@ def _complain(tasks: Sequence[_Task]) -> None:
             cause = likely_cause(task.log)
             raise TaskError(
                 f"{task.name} {ended}{f'; likely cause: {cause}' if cause else ''}. Its last lines, from "
-                f"{shown(task.log)}:\n{_tail(task.log) or '(it printed nothing)'}"
+                f"{shown(task.log)}:\n{readiness.tail(task.log, _TAIL_LINES) or '(it printed nothing)'}"
             )
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", errors="replace").splitlines()
-    return lines[-1][:160] if lines else "nothing printed yet"

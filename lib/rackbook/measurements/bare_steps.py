@@ -29,7 +29,7 @@ def measure(topic: str, params: BaseModel) -> Run:
     cluster = clusters.cluster(params.cluster)
     plan = plans.plan(topic, params, cluster)
     found = checks.check(plan)
-    with recorded(topic, params, params.cluster, interpreter(cluster)) as run:
+    with recorded(topic, params, params.cluster, interpreter(cluster), found["elsewhere"]) as run:
         run.describe(vllm=found["version"], left_out=list(plan.notes))
         run.write_text("plan.txt", plan.text() + "\n")
         run.write_points(forward_run.measure(plan, run, say))

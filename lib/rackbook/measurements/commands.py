@@ -41,7 +41,7 @@ def add_parsers(commands: Any) -> None:
     summary = "the runs there are, newest first, and what was left unfinished"
     parser = commands.add_parser("runs", help=summary, description=summary[0].upper() + summary[1:] + ".")
     parser.set_defaults(command=_runs)
-    parser.add_argument("experiment", nargs="?", help="only those of this topic")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="only those of this notebook: 01, context_sweep …")
 
 
 def record(name: str, pairs: Sequence[tuple[str, str]] = (), *, flagged: bool = False) -> Path:
@@ -118,9 +118,11 @@ def _record(arguments: argparse.Namespace) -> int:
 def _runs(arguments: argparse.Namespace) -> int:
     from rackbook import runs
     from rackbook.experiments.live import description
-    from rackbook.locations import shown
+    from rackbook.locations import NOTEBOOKS, shown
+    from rackbook.suite.notebooks import discover, select
 
-    for run in runs.stored(arguments.experiment):
+    chosen = select([arguments.name], discover(NOTEBOOKS)) if arguments.name else []
+    for run in runs.stored(chosen[0].topic if chosen else None):
         print(f"{run.id}  {description(run)}  {shown(run.path.parent)}")
     for left in runs.unfinished():
         print(f"{left.id}  not a run: {textwrap.shorten(left.reason, 300)}", file=sys.stderr)

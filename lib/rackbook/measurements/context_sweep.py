@@ -10,24 +10,21 @@ from typing import Protocol
 
 import polars as pl
 
-from rackbook import clusters, runs
+from rackbook import clusters, plans, runs
 from rackbook.clusters import Cluster
-from rackbook.engine import decode_steps, lab_settings
+from rackbook.engine import checks, decode_steps, forward_run, lab_settings
 from rackbook.engine.decode_steps import Batch
 from rackbook.engine.fit import UnfitError
 from rackbook.engine.lab import Lab
-from rackbook.engine.readiness import free_port
 from rackbook.engine.server import Server
 from rackbook.errors import ParameterError
 from rackbook.intervals import mean_interval
+from rackbook.measurements import serving
 from rackbook.measurements.recording import LAB_HARDWARE, LAB_MODEL, interpreter, keep_server, recorded, say
 from rackbook.runs import Run
 from rackbook.tables import column
 
 TOPIC = "context_sweep"
-
-FILL = '{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both"}'
-"""vLLM's connector that fills a prompt's KV cache instead of computing it: a long context then costs no prefill."""
 
 UNSTABLE = 0.2
 """Half the interval over repeats ÷ their mean, above which a point is flagged."""
@@ -99,14 +96,12 @@ def on_gpus(params: Wanted, cluster: Cluster) -> Run:
         UnfitError: the cluster cannot do it.
         RackbookError: a process failed, or wrote something else than its result.
     """
-    from rackbook import plans
-    from rackbook.engine import checks, forward_run
-
     plan = plans.plan(TOPIC, params, cluster)
     found = checks.check(plan)
-    with recorded(TOPIC, params, params.cluster, interpreter(cluster)) as run:
+    with recorded(TOPIC, params, params.cluster, interpreter(cluster), found["elsewhere"]) as run:
         run.describe(vllm=found["version"])
         run.write_text("plan.txt", plan.text() + "\n")
+        run.write_json("effective.json", plan.effective)
         timed = forward_run.measure(plan, run, say)
         run.write_points(timed, "forward")
         run.write_points(points_of_forward(timed))
@@ -149,20 +144,19 @@ def on_lab(params: Wanted, *, lab: Lab | None = None, steps: int = 32, repeats: 
         params.measured_contexts, params.measured_requests_per_rank, params.measured_ranks or 1, steps, repeats,
         confidence=params.confidence,
     )  # fmt: skip
+    plan = plans.plan(TOPIC, params, params.cluster)
     lab = lab or Lab()
     longest = max(sweep.context_tokens) + sweep.steps + 1
     model = lab.model(context_tokens=_room(longest), vocabulary=_VOCABULARY)
-    _fit_lab(params, sweep.requests_per_rank * longest, kv_bytes_per_token(model))
+    _fit_lab(sweep.requests_per_rank * longest, kv_bytes_per_token(model))
     lab.install(say)
-    arguments = (
-        "--enable-logging-iteration-details", "--no-enable-prefix-caching", "--max-num-seqs",
-        str(max(2, sweep.requests_per_rank)), "--kv-transfer-config", FILL,
-    )  # fmt: skip
+    checks.check(plan)
     with recorded(TOPIC, params, params.cluster, lab.python) as run:
-        port, log = free_port(), run.folder / "server.full.log"
-        command = lab.command(model, port, sweep.num_ranks, arguments)
-        run.process(command.arguments, command.environment, role="server")
-        with lab.server(sweep.num_ranks, model, port, arguments, log=log, progress=say) as server:
+        run.write_text("plan.txt", plan.text() + "\n")
+        run.write_json("effective.json", plan.effective)
+        ready, log = serving.ready(plan, run, lab, model), run.raw("server.full.log")
+        (stage,) = ready.stages
+        with serving.start(stage, ready, run, log) as server:
             steps_found = sweep_server(server, sweep)
             run.write_points(steps_found, "steps")
         keep_server(run, log)
@@ -179,12 +173,7 @@ def kv_bytes_per_token(model: Path) -> int:
     return config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * config["head_dim"] * 2
 
 
-def _fit_lab(params: Wanted, kv_tokens: int, kv_bytes_per_token: int) -> None:
-    if params.measured_draft_tokens:
-        raise UnfitError(
-            "no drafter in the CPU lab's model", f"one for {params.measured_draft_tokens} drafts per step",
-            "Set measured_draft_tokens to 0",
-        )  # fmt: skip
+def _fit_lab(kv_tokens: int, kv_bytes_per_token: int) -> None:
     room = lab_settings.KV_CACHE_GIB * 2**30 // kv_bytes_per_token
     if kv_tokens > room:
         raise UnfitError(

@@ -67,7 +67,7 @@ def set_ups(
     elif cluster.is_lab:
         yield from _on_lab(run, step_tokens, say)
     else:
-        yield from _on_cluster(params, cluster, run, say)
+        yield from _on_cluster(params, cluster, run)
 
 
 def _running(setting: str, addresses: str) -> Servers:
@@ -137,15 +137,23 @@ def _cores(num_ranks: int) -> list[str]:
     return cores_by_rank(usable_cores(), num_ranks).split("|")
 
 
-def _on_cluster(params: Params, cluster: Cluster, run: Recorder, say: Callable[[str], None]) -> Iterator[Servers]:
+def _on_cluster(params: Params, cluster: Cluster, run: Recorder) -> Iterator[Servers]:
     from rackbook import plans
-    from rackbook.engine import launch, server
+    from rackbook.engine import checks
+    from rackbook.measurements import serving
+    from rackbook.measurements.recording import keep_server
 
-    for stage in plans.plan("dp_imbalance", params.model_dump(), cluster).stages:
-        log = run.folder / f"{stage.name}.log"
-        for process in stage.services:
-            run.process(process.arguments, process.environment, process.role)
-        with server.serve(stage.services, launch.url(cluster), log, say=say) as started:
+    plan = plans.plan("dp_imbalance", params, cluster)
+    found = checks.check(plan)
+    run.describe(vllm=found["version"], left_out=list(plan.notes))
+    run.write_text("plan.txt", plan.text() + "\n")
+    run.write_json("effective.json", plan.effective)
+    ready = serving.ready(plan, run)
+    for stage in ready.stages:
+        log = run.raw(f"{stage.name}.server.full.log")
+        with serving.start(stage, ready, run, log) as server:
             ranks = int(stage.name.removeprefix("dep"))
-            yield Servers(TOGETHER, ranks, (started.base_url,), started.model, (log,))
+            yield Servers(TOGETHER, ranks, (server.base_url,), server.model, (log,))
+        for process in server.processes:  # the iterations are kept as a table
+            keep_server(run, process.log, f"{stage.name}.{process.name}.log")
     run.describe(no_control="no server per rank is started on a cluster: name some in base_url, after a semicolon")

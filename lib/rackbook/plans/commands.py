@@ -113,5 +113,5 @@ def _kind(annotation: Any) -> Kind:
 
 def _plan(arguments: argparse.Namespace) -> int:
     found = plan(arguments.name, arguments.parameters, arguments.cluster, arguments.recipe)
-    print(found.text())
+    print(found.text(whole=True))
     return 0

@@ -11,6 +11,7 @@ from rackbook.engine import fit, forward, launch
 from rackbook.engine.cases import Case, decode, in_k
 from rackbook.engine.plan import Plan, Stage
 from rackbook.plans import serving
+from rackbook.plans.engine_gap import FILLED
 from rackbook.plans.settings import ForwardSettings, K
 from rackbook.recipes import Recipe, argument
 
@@ -55,8 +56,9 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         max_step_tokens=settings.measured_step_tokens, draft_tokens=settings.measured_draft_tokens or None,
         exclude_drafter=bool(settings.measured_draft_tokens), **settings.quality,
     )  # fmt: skip
-    longest = max(settings.measured_contexts)
-    return Plan("context_sweep", cluster, recipe, (stage,), forward.needs(recipe, "aggregated", longest), notes)
+    needs = forward.needs(recipe, "aggregated", max(settings.measured_contexts))
+    effective = settings.model_dump(mode="json") | {"measured_ranks": num_ranks}
+    return Plan("context_sweep", cluster, recipe, (stage,), needs, notes, effective)
 
 
 def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
@@ -69,17 +71,22 @@ def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
     arguments = (
         "--enable-logging-iteration-details", "--no-enable-prefix-caching", "--max-num-seqs",
         str(max(2, settings.measured_requests_per_rank)),
-        *argument("--kv-transfer-config", {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}),
+        *argument("--kv-transfer-config", FILLED),
     )  # fmt: skip
+    num_ranks = settings.measured_ranks or 1
     services = launch.server(
-        cluster, model=serving.model_of(cluster, recipe), num_ranks=settings.measured_ranks or 1, gpus_per_rank=1,
+        cluster, model=serving.model_of(cluster, recipe), num_ranks=num_ranks, gpus_per_rank=1,
         arguments=arguments, environment=recipe.variables("aggregated"), role="server", parameter="measured_ranks",
     )  # fmt: skip
     took = serving.lab_duration(recipe, _LAB_MINUTES)
     stage = Stage("server", took.minutes, took.basis, services=services)
+    effective, replaced = settings.on_lab(
+        measured_ranks=num_ranks, measured_iters=None, measured_samples=None, measured_step_tokens=None
+    )
     notes = (
         "the batches are sent by rackbook, from this process; the model is made with room for the longest context",
         "no drafter, no GPU, another model: not the source's step",
+        *replaced,
     )
     needs = serving.needs(recipe, "aggregated", max(settings.measured_contexts), checkpoint=False, changes={})
-    return Plan("context_sweep", cluster, recipe, (stage,), needs, notes)
+    return Plan("context_sweep", cluster, recipe, (stage,), needs, notes, effective)

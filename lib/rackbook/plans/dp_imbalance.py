@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rackbook.clusters import Cluster
-from rackbook.engine import fit, lab_model, lab_settings, launch
+from rackbook.engine import lab_model, lab_settings, launch
 from rackbook.engine.plan import Plan, Process, Stage
 from rackbook.plans import serving
 from rackbook.plans.settings import Settings as _Settings
@@ -44,12 +44,12 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     stages = tuple(_stage(settings, recipe, cluster, size, limit) for size in sizes)
     needs = serving.needs(recipe, "aggregated", limit, checkpoint=False, changes={})
     notes = (*notes, "the replays themselves are sent by rackbook, from this process")
-    return Plan("dp_imbalance", cluster, recipe, stages, needs, notes)
+    effective = settings.model_dump(mode="json") | {"ranks": sizes}
+    return Plan("dp_imbalance", cluster, recipe, stages, needs, notes, effective)
 
 
 def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int, limit: int) -> Stage:
     serving.check(cluster, recipe, "aggregated", num_ranks, "ranks")
-    fit.need_context(recipe, limit, "the recipe's context")
     arguments = (
         *recipe.arguments("aggregated", without=("--speculative-config", "--load-format")), "--load-format", "dummy",
         "--max-model-len", str(limit), "--max-num-batched-tokens", str(settings.max_num_batched_tokens),
@@ -69,29 +69,36 @@ def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int,
 
 def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
     """Two ranks in one server, then one server per rank, which share nothing but the machine."""
+    step_tokens = min(settings.max_num_batched_tokens, LAB_STEP_TOKENS)
     arguments = (
-        "--dtype", lab_model.COMPUTE_DOMINATED["dtype"],
-        "--max-num-batched-tokens", str(min(settings.max_num_batched_tokens, LAB_STEP_TOKENS)),
+        "--dtype", lab_model.COMPUTE_DOMINATED["dtype"], "--max-num-batched-tokens", str(step_tokens),
         "--enable-logging-iteration-details", "--no-enable-prefix-caching",
     )  # fmt: skip
 
-    def served(num_ranks: int, port: int, cores: str | None = None) -> tuple[Process, ...]:
+    def served(num_ranks: int, port: int, **cores: str) -> tuple[Process, ...]:
         return launch.server(
             cluster, model=serving.model_of(cluster, recipe), num_ranks=num_ranks, gpus_per_rank=1,
-            arguments=arguments, environment=lab_settings.environment(num_ranks, cores), role="server",
-            parameter="ranks", port=port,
+            arguments=arguments, environment=recipe.variables("aggregated") | cores, role="server", parameter="ranks",
+            port=port,
         )  # fmt: skip
 
     took = serving.lab_duration(recipe, _PAIRS_MINUTES)
     port = launch.SERVER_PORT
-    first, second = lab_settings.cores_by_rank(lab_settings.usable_cores(), 2).split("|")
+    shares = lab_settings.cores_by_rank(lab_settings.usable_cores(), 2).split("|")
+    alone = tuple(
+        process
+        for rank, cores in enumerate(shares)
+        for process in served(1, port + rank, VLLM_CPU_OMP_THREADS_BIND=cores)
+    )
     stages = (
         Stage("together", took.minutes, took.basis, services=served(2, port)),
-        Stage("alone", took.minutes, took.basis, services=(*served(1, port, first), *served(1, port + 1, second))),
+        Stage("alone", took.minutes, took.basis, services=alone),
     )
+    effective, replaced = settings.on_lab(ranks=[2], max_num_batched_tokens=step_tokens)
     notes = (
         "two ranks on two cores; the source has two and four",
         "the replays themselves are sent by rackbook, from this process; ports are free ones when it runs",
+        *replaced,
     )
     needs = serving.needs(recipe, "aggregated", 0, checkpoint=False, changes={})
-    return Plan("dp_imbalance", cluster, recipe, stages, needs, notes)
+    return Plan("dp_imbalance", cluster, recipe, stages, needs, notes, effective)

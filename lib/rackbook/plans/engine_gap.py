@@ -57,21 +57,28 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         ParameterError: a setting that is not allowed.
     """
     settings = Settings.of(given)
-    sizes, notes = serving.whole(cluster, settings.measured_ep_sizes)
+    sizes, notes = ([1], ()) if cluster.is_lab else serving.whole(cluster, settings.measured_ep_sizes)
     stages = []
     for size in sizes:
         stages.append(_served(settings, recipe, cluster, size))
         if not cluster.is_lab:
             stages.append(_bare(settings, recipe, cluster, size))
     if cluster.is_lab:
-        notes = (*notes, "the bare step is not measured: vllm bench forward does not run on a CPU")
+        prompt, answer, per_rank = _LAB_LENGTHS
+        effective, replaced = settings.on_lab(
+            measured_ep_sizes=sizes, measured_requests_per_rank=per_rank, measured_context_tokens=prompt,
+            measured_output_tokens=answer, measured_draft_tokens=0, measured_acceptance_length=None,
+            measured_iters=None, measured_samples=None, measured_step_tokens=None,
+        )  # fmt: skip
+        notes = ("the bare step is not measured: vllm bench forward does not run on a CPU", *replaced)
         needs = serving.needs(recipe, "aggregated", recipe.context_limit, checkpoint=False, changes={})
-        return Plan("engine_gap", cluster, recipe, tuple(stages), needs, notes)
+        return Plan("engine_gap", cluster, recipe, tuple(stages), needs, notes, effective)
     notes = (*notes, "the source's steps are of a build before the fixes of the host's work, which this is not")
     needs = serving.needs(
         recipe, "aggregated", settings.measured_context_tokens, checkpoint=False, changes=forward.CHANGE
     )
-    return Plan("engine_gap", cluster, recipe, tuple(stages), needs, notes)
+    effective = settings.model_dump(mode="json") | {"measured_ep_sizes": sizes}
+    return Plan("engine_gap", cluster, recipe, tuple(stages), needs, notes, effective)
 
 
 def _served(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int) -> Stage:

@@ -49,8 +49,6 @@ def whole(cluster: Cluster, sizes: Iterable[int]) -> tuple[list[int], tuple[str,
         The sizes, and a note that names what was left out.
     """
     wanted = list(sizes)
-    if cluster.is_lab:
-        return [1], (f"one rank on {cluster.key}; the source has {' and '.join(map(str, wanted))}",)
     fitting = [size for size in wanted if size <= cluster.num_gpus]
     beyond = [f"DEP{size}" for size in wanted if size > cluster.num_gpus]
     notes = (f"left out, because {cluster.key} has {cluster.num_gpus} GPUs: {', '.join(beyond)}",) if beyond else ()
@@ -75,7 +73,7 @@ def clients(
     first_seed: int = 0,
     extra: Sequence[str] = (),
 ) -> tuple[tuple[Process, ...], ...]:
-    """The runs of ``vllm bench serve``, one after the other, as :func:`rackbook.engine.bench.sweep` makes them.
+    """The runs of ``vllm bench serve``, one after the other, as :func:`rackbook.engine.bench_runs.follow` takes them.
 
     Args:
         cluster: where.
@@ -99,9 +97,14 @@ def clients(
         for load in loads:
             result = f"{RUN_FOLDER}/{name}-{load.named()}-{repeat}.json"
             words = bench.arguments(start, base_url, load, seed, result, model=model_of(cluster, recipe), extra=extra)
-            steps.append((Process("client", words, {"PYTHONHASHSEED": "0"}),))
+            steps.append((Process("client", words, client_environment(cluster, recipe)),))
             seed += 1
     return tuple(steps)
+
+
+def client_environment(cluster: Cluster, recipe: Recipe) -> dict[str, str]:
+    """The variables of a client: those of every vLLM process, and a fixed order of hashes."""
+    return cluster.environment | recipe.environment | {"PYTHONHASHSEED": "0"}
 
 
 def duration(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rackbook.engine.forward import ITERS, SAMPLES
 from rackbook.errors import ParameterError
@@ -19,6 +19,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, from_attributes=True)
 
+    @field_validator("*")
+    @classmethod
+    def _each_once(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(set(value)) < len(value):
+            raise ValueError("different values, each once")
+        return value
+
     @classmethod
     def of(cls, given: Any) -> Self:
         """Take the settings out of the parameters of a notebook, a mapping, or settings; what is not there is default.
@@ -31,7 +38,27 @@ class Settings(BaseModel):
         except ValidationError as problem:
             first = problem.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"]) or "the combination of settings"
-            raise ParameterError(f"{name}: got {first['input']!r}, allowed: {first['msg']}") from None
+            raise ParameterError(
+                f"{name}: got {first['input']!r}, allowed: {first['msg'].removeprefix('Value error, ')}"
+            ) from None
+
+    def on_lab(self, **instead: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """What the CPU lab makes of the settings, which does not take all of them.
+
+        Args:
+            instead: its own values by name; None for a setting that it has no use for.
+
+        Returns:
+            All settings as they will have run, and a note for the plan that names those given otherwise, if any.
+        """
+        given = {name: getattr(self, name) for name in instead}
+        words = [
+            f"{name} is not used (given {given[name]})" if value is None else f"{name} is {value} (given {given[name]})"
+            for name, value in instead.items()
+            if given[name] not in (value, None)
+        ]
+        note = (f"on the lab {'; '.join(words)}",) if words else ()
+        return self.model_dump(mode="json") | instead, note
 
 
 class ForwardSettings(Settings):

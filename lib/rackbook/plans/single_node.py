@@ -83,7 +83,8 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         "random prompts: few drafts are accepted, so every decode rate is a floor",
     )
     needs = serving.needs(recipe, "aggregated", settings.max_model_len, checkpoint=True, changes={})
-    return Plan("single_node", cluster, recipe, stages, needs, notes)
+    effective = settings.model_dump(mode="json") | {"measured_ranks": num_ranks}
+    return Plan("single_node", cluster, recipe, stages, needs, notes, effective)
 
 
 def _stage(
@@ -126,6 +127,11 @@ def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
     steps = serving.clients(cluster, recipe, launch.url(cluster), sent, repeats=repeats, name="grid")
     took = serving.duration(recipe, sent, repeats, 0, dummy=True)
     stage = Stage("grid", took.minutes, took.basis, services=services, steps=steps)
-    notes = ("a small grid that two cores manage; no CUDA graphs on a CPU",)
+    effective, replaced = settings.on_lab(
+        measured_captures=None, measured_input_tokens=[prompt], measured_output_tokens=answer,
+        measured_prefill_tokens=None, measured_ranks=1, requests_per_rank=list(concurrencies),
+        max_model_len=recipe.context_limit, max_step_tokens=None, draft_tokens=0,
+    )  # fmt: skip
+    notes = ("a small grid that two cores manage; no CUDA graphs on a CPU", *replaced)
     needs = serving.needs(recipe, "aggregated", recipe.context_limit, checkpoint=False, changes={})
-    return Plan("single_node", cluster, recipe, (stage,), needs, notes)
+    return Plan("single_node", cluster, recipe, (stage,), needs, notes, effective)

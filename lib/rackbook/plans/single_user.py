@@ -60,7 +60,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     changes = CHANGE if special else {}
     longest = settings.measured_input_tokens + settings.measured_output_tokens
     needs = serving.needs(recipe, "single_user", longest, checkpoint=True, changes=changes)
-    return Plan("single_user", cluster, recipe, stages, needs, notes)
+    return Plan("single_user", cluster, recipe, stages, needs, notes, settings.model_dump(mode="json"))
 
 
 def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, kind: str) -> Stage:
