@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rackbook import __version__
 from rackbook.errors import RackbookError
+from rackbook.option_types import above_zero, folder, whole_from_one
 
 DONE, NOTEBOOK_FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -48,10 +49,13 @@ def _parser() -> argparse.ArgumentParser:
         help="set a parameter of the selected notebooks that have it; a list is 32,64, nothing is none; repeatable; "
         "16,32 for a single number runs a sweep over its values",
     )  # fmt: skip
-    command.add_argument("--jobs", type=_positive_int, metavar="N", help="notebooks at a time (default: one per core)")
     command.add_argument(
-        "--timeout", type=_positive_float, metavar="SECONDS",
-        help="longest time of one notebook (default: 1800)",
+        "--jobs", type=whole_from_one, metavar="N",
+        help="notebooks at a time (default: one per core; one where something is measured)",
+    )  # fmt: skip
+    command.add_argument(
+        "--timeout", type=above_zero, metavar="SECONDS",
+        help="longest time of one notebook (default: 1800); a measurement has at least twice what its plan says",
     )  # fmt: skip
     _add_out(command)
     from rackbook.suite.commands import add_options
@@ -66,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "refresh", _refresh, "execute the committed notebooks in place, on their defaults")
     _add_names(command)
-    command.add_argument("--jobs", type=_positive_int, metavar="N", help="notebooks at a time (default: one per core)")
+    command.add_argument("--jobs", type=whole_from_one, metavar="N", help="notebooks at a time (default: one per core)")
 
     command = _command(commands, "lab", _lab, "open JupyterLab on the notebooks, on this machine only")
     command.add_argument(
@@ -106,25 +110,9 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("build"), metavar="DIR",
+        "--out", type=folder, default=Path("build"), metavar="DIR",
         help="folder for everything that is written (default: build)",
     )  # fmt: skip
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a whole number from 1")
-    return int(text)
-
-
-def _positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a number above 0")
-    return value
 
 
 def _selected(arguments: argparse.Namespace) -> list:

@@ -1,5 +1,6 @@
 """The one list of dependencies, its lock and the conda file agree."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -52,5 +53,10 @@ def test_conda_environment_takes_everything_from_pyproject_and_lock():
 
 
 def test_ci_runs_make_test_and_nothing_else_of_the_suite():
-    script = (ROOT / ".ci" / "run").read_text()
-    assert script.rstrip().endswith("make test")
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "set -euo pipefail"  # so that whatever fails is the end of it
+    own = [line for line in lines if re.search(r"\b(make|pytest|ruff|nbval|rackbook|python\d?)\b", line)]
+    assert own == ["RACKBOOK_REQUIRE_LAB=1 make test"]
+    assert lines[-1] == own[0]
+    rules = dict(re.findall(r"^(\w+):(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert rules["test"].split() == ["lint", "unit", "nbval", "real"]

@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun")
+LARGEST_ARRAY = 8
+"""Most jobs of an array here, so few that a small sweep takes several."""
+
 _START_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
@@ -48,6 +51,7 @@ JobRequeue=1
 ReturnToService=2
 KillWait=2
 MinJobAge=300
+MaxArraySize={largest_array}
 InactiveLimit=0
 SlurmdTimeout=300
 CommunicationParameters=NoAddrCache
@@ -133,7 +137,7 @@ class Cluster:
         (self.folder / "state").mkdir()
         config = _CONFIG.format(
             folder=self.folder, host=socket.gethostname(), user=getpass.getuser(), controller=controller,
-            daemon=daemon, nodes=f"{nodes[0]}-{nodes[1]}",
+            daemon=daemon, largest_array=LARGEST_ARRAY, nodes=f"{nodes[0]}-{nodes[1]}",
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(config)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")

@@ -15,7 +15,10 @@ TOPICS = ("one", "two", "dots")
 
 def main() -> None:
     """Run the command line."""
-    from small_notebooks import Params
+    import small_notebooks
+
+    class Params(small_notebooks.Params):
+        source: str = "published"
 
     for topic in TOPICS:
         name = f"rackbook.experiments.{topic}"

@@ -13,11 +13,16 @@ import polars as pl
 import small_sweep
 from small_notebooks import notebook, show_chart, spec
 
+from rackbook.engine import processes
 from rackbook.suite.store import read_result
 
 COUNT = 24
 HOLD = "hold"
 """While this file is there no execution ends."""
+
+KINDS = ("runner", "runner", "kernel", "worker", "everything")
+MOMENTS = ("held", "held", "let go", "after one more", "after one more")
+"""When it is killed: while no execution ends, as they end, or after one more has been completed."""
 
 SUITE = """\
 name = "survival"
@@ -59,40 +64,32 @@ def complete(out: Path) -> list[Path]:
     return folders
 
 
-def kill_five_times(
-    arguments: tuple[str, ...], out: Path, environment: dict[str, str], mark: str, seed: int
-) -> list[str]:
-    """Start a sweep again and again; kill five times something of it: the runner, a kernel, a worker, all of them.
+def kill_five_times(arguments: tuple[str, ...], out: Path, environment: dict[str, str], mark: str, seed: int) -> None:
+    """Start a sweep again and again; kill each time something of it, each of KINDS once, in an order that is drawn.
 
     Executions are held until some are at work, so that the sweep is never over before it can be killed.
     """
     draws = random.Random(seed)
     hold = out.parent / HOLD
-    killed: list[str] = []
-    while len(killed) < 5:
+    for kind, moment in zip(draws.sample(KINDS, 5), draws.sample(MOMENTS, 5), strict=True):
         hold.touch()
         run = small_sweep.start(*arguments, environment=environment)
         before = len(complete(out))
         _until(lambda: list(out.glob("executions/.*.partial")) and processes_with(mark)[1:], run)
-        if draws.random() < 0.7:
+        if moment != "held":
             hold.unlink()
-            if draws.random() < 0.5:
-                _until(lambda: len(complete(out)) > before, run)  # noqa: B023 - called at once
-        time.sleep(draws.uniform(0, 1.0))
+        if moment == "after one more":
+            _until(lambda: len(complete(out)) > before, run)  # noqa: B023 - called at once
+        time.sleep(draws.uniform(0, 0.5))
         assert run.poll() is None, f"it ended before it could be killed: {run.communicate()}"
-        kind = draws.choice(["runner", "runner", "kernel", "worker", "everything"])
-        victims = _victims(kind, run.pid, mark)
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if victims:
-            killed.append(kind)
+        killed: list[int] = []
+        _until(lambda: killed.extend(_kill(_victims(kind, run.pid, mark))) or killed, run)  # noqa: B023
+        assert killed, f"no {kind} was there to be killed"
         time.sleep(draws.uniform(0, 0.5))
         run.kill()
         run.communicate()
     hold.unlink(missing_ok=True)
     assert 0 < len(complete(out)) < COUNT
-    return killed
 
 
 def _until(holds, run) -> None:
@@ -101,19 +98,37 @@ def _until(holds, run) -> None:
         time.sleep(0.05)
 
 
+def _kill(pids: list[int]) -> list[int]:
+    """Kill processes; those that were there."""
+    killed = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
+
+
 def _victims(kind: str, runner: int, mark: str) -> list[int]:
     mine = processes_with(mark)
     if kind == "runner":
         return [runner]
     if kind == "everything":
         return mine
-    word = b"ipykernel" if kind == "kernel" else b"rackbook.suite.worker"
-    found = []
-    for pid in mine:
-        with contextlib.suppress(OSError):
-            if word in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found[:1]
+    is_one = _is_kernel if kind == "kernel" else _is_worker
+    return [pid for pid in mine if is_one(pid)][:1]
+
+
+def _is_worker(pid: int) -> bool:
+    return "rackbook.suite.worker" in processes.command_line(pid)
+
+
+def _is_kernel(pid: int) -> bool:
+    """Whether it is a kernel: one that was forked has the command line of the nursery, its parent."""
+    with contextlib.suppress(OSError):
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if "rackbook.suite.nursery" in processes.command_line(parent):
+            return True
+    return "ipykernel_launcher" in processes.command_line(pid)
 
 
 def assert_exactly_all(out: Path) -> None:

@@ -38,11 +38,14 @@ def execution(one, seed: int, **values) -> Execution:
 class Desk:
     """A desk without workers; what it hands out ends when the test says so."""
 
-    def __init__(self, folder: Path, executions: list[Execution], gpus: list[str] | None = ("0", "1")) -> None:
+    def __init__(
+        self, folder: Path, executions: list[Execution], gpus: list[str] | None = ("0", "1"), locks: Path | None = None
+    ) -> None:
         results = store.Store(folder / "out")
         results.prepare()
-        leases = None if gpus is None else Leases(list(gpus), folder / "locks")
-        progress = Progress(len(executions), io.StringIO())
+        leases = None if gpus is None else Leases(list(gpus), locks or folder / "locks")
+        self.said = io.StringIO()
+        progress = Progress(len(executions), self.said)
         self.desk = local._Desk(executions, results, leases, folder / "scratch", {"kind": "local"}, progress)
         self.tasks = {}
 
@@ -74,7 +77,7 @@ def test_gpus_are_handed_out_once_and_come_back(one, tmp_path):
     assert not desk.desk.open
 
 
-def test_a_measurement_on_the_processors_runs_alone(one, tmp_path):
+def test_a_measurement_runs_alone(one, tmp_path):
     limits = [Limits(), Limits(exclusive=MACHINE), Limits()]
     desk = Desk(tmp_path, [execution(one, i, limits=own) for i, own in enumerate(limits, 1)])
     assert desk.start() == [1, 3]
@@ -82,8 +85,29 @@ def test_a_measurement_on_the_processors_runs_alone(one, tmp_path):
     assert desk.start() == []
     desk.end(3)
     assert desk.start() == [2]
-    other = Desk(tmp_path / "other", [execution(one, 4)])
-    assert other.start() == [4]
+
+
+def test_another_run_waits_while_something_is_measured_and_says_so_once(one, tmp_path):
+    live = execution(one, 1, limits=Limits(gpus=1, exclusive=MACHINE))
+    desk = Desk(tmp_path, [live, execution(one, 2, limits=live.limits)])
+    other = Desk(tmp_path / "other", [execution(one, 3)], locks=tmp_path / "locks")
+    assert desk.start() == [1]
+    assert desk.sees(1) == "0"
+    assert (other.start(), other.start()) == ([], [])
+    assert other.said.getvalue().count("waits: another run has this machine") == 1
+    desk.end(1)
+    assert other.start() == [3]
+    assert desk.start() == []
+    other.end(3)
+    assert desk.start() == [2]
+
+
+def test_runs_are_recorded_where_the_command_line_looks(one, tmp_path, monkeypatch):
+    monkeypatch.delenv("RACKBOOK_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    desk = Desk(tmp_path, [execution(one, 1)])
+    assert desk.start() == [1]
+    assert desk.tasks[1].environment["RACKBOOK_RUNS"] == str(tmp_path / "build" / "runs")
 
 
 def test_one_measurement_at_a_time_on_a_cluster_elsewhere_which_needs_no_gpu_here(one, tmp_path):
@@ -118,22 +142,46 @@ def test_more_gpus_than_there_are_is_an_error_before_anything_runs(one, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("kind", "gpus", "exclusive"), [("local", 8, ""), ("local", 0, "machine"), ("slurm", 32, "cluster here")]
+    ("kind", "gpus", "exclusive"), [("local", 8, "machine"), ("local", 0, "machine"), ("slurm", 32, "cluster here")]
 )
 def test_the_plan_of_a_live_notebook_says_its_gpus_minutes_and_what_it_needs_alone(
     one, monkeypatch, kind, gpus, exclusive
 ):
     found = SimpleNamespace(
-        num_gpus=gpus, gpu_minutes=gpus * 10.0, cluster=SimpleNamespace(launcher=SimpleNamespace(kind=kind))
-    )
+        num_gpus=gpus, gpu_minutes=gpus * 10.0, minutes=10.0,
+        cluster=SimpleNamespace(launcher=SimpleNamespace(kind=kind)),
+    )  # fmt: skip
     monkeypatch.setattr(plans, "TOPICS", ("one",))
     monkeypatch.setattr(plans, "plan", lambda *_: found)
     monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
     live = execution(one, 1, source="measure")
     (step, still) = sweep_plan.steps([live, execution(one, 2)], {live.request: Path()})
-    assert (step.done, step.gpu_minutes, step.note) == (True, gpus * 10.0, "on here")
+    assert (step.done, step.gpu_minutes, step.note) == (True, gpus * 10.0, "on here, ended after 30 min")
     assert (step.execution.limits.gpus, step.execution.limits.exclusive) == (gpus, exclusive)
     assert (still.gpu_minutes, still.execution.limits) == (0.0, Limits())
+
+
+@pytest.mark.parametrize(("given_s", "limit_s"), [(1800.0, 12960.0), (20_000.0, 20_000.0)])
+def test_a_measurement_has_twice_the_time_of_its_plan_unless_more_is_given(one, monkeypatch, given_s, limit_s):
+    found = SimpleNamespace(
+        num_gpus=8, gpu_minutes=864.0, minutes=108.0, cluster=SimpleNamespace(launcher=SimpleNamespace(kind="local"))
+    )
+    monkeypatch.setattr(plans, "TOPICS", ("one",))
+    monkeypatch.setattr(plans, "plan", lambda *_: found)
+    monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
+    live = execution(one, 1, source="measure", limits=Limits(timeout_s=given_s))
+    (step,) = sweep_plan.steps([live], {})
+    assert step.execution.limits.timeout_s == limit_s
+
+
+def test_servers_that_run_already_are_measured_one_at_a_time_without_gpus_of_this_machine(one):
+    live = execution(one, 1, source="measure", base_url="http://10.0.0.7:8000", limits=Limits(gpus=4))
+    (step,) = sweep_plan.steps([live], {})
+    assert step.execution.limits.exclusive == "cluster http://10.0.0.7:8000"
+    assert step.execution.limits.gpus_here == 0
+    assert (step.gpu_minutes, step.note) == (None, "live, at http://10.0.0.7:8000")
+    (step,) = sweep_plan.steps([execution(one, 1, source="measure", base_url="http://127.0.0.1:8000")], {})
+    assert step.execution.limits.exclusive == MACHINE
 
 
 def test_a_cluster_that_cannot_do_it_is_an_error_of_the_execution(one, monkeypatch):

@@ -146,7 +146,7 @@ def test_what_a_cell_started_does_not_outlive_the_kernel(results, out, name):
         ("02_error", 3, "ZeroDivisionError: division by zero"),
         ("03_exit", 2, "SystemExit: status 0: the notebook stopped before its end"),
         ("04_killed", 3, "KernelDied: the kernel ended in this cell"),
-        ("05_endless", 3, "TimeLimit: the notebook ran past its limit of 8 s"),
+        ("05_endless", 3, "TimeLimit: the notebook ran past its limit of 8 s; raise it: --timeout of"),
         ("06_twins", 4, "two charts have the name 'dots'"),
         ("09_silent", 2, "NotebookIncomplete: the last code cell shows no verdicts"),
     ],

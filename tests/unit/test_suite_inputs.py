@@ -86,6 +86,35 @@ def test_a_folder_of_the_user_counts_with_the_names_in_it(place):
     assert not still_current(found, nb, values)
 
 
+LIVE = """\
+cluster: str = "b200x8"  # [-] where to measure
+"""
+
+
+def test_a_cluster_file_of_the_user_counts_and_so_does_the_recipe_that_it_names(place):
+    notebook(place, "01_one", parameters=LIVE)
+    assert made(place)[0]["files"] == {}  # a name of the library's: its file is among the data that were read
+    (place / "mine.toml").write_text('recipe = "own/recipe.toml"')
+    (place / "own").mkdir()
+    (place / "own" / "recipe.toml").write_text("a")
+    at = {"cluster": str(place / "mine.toml")}
+    found, nb, values = made(place, at, started=time.time() + 1)
+    assert still_current(found, nb, values)
+    (place / "own" / "recipe.toml").write_text("b")
+    assert not still_current(found, nb, values)
+    found, nb, values = made(place, at, started=time.time() + 1)
+    (place / "mine.toml").write_text('recipe = "deepseek-v4.1-flash-b200"')
+    assert not still_current(found, nb, values)
+    found, nb, values = made(place, at, started=time.time() + 1)
+    assert len(found["files"]["cluster"]) == 1
+    (place / "mine.toml").unlink()
+    assert not still_current(found, nb, values)
+
+
+def test_the_compiler_of_the_simulations_is_among_the_versions():
+    assert {"numba", "llvmlite"} <= inputs.versions().keys()
+
+
 def test_a_new_file_in_a_folder_that_was_listed_is_a_change(place):
     seen = json.loads((place / "trace.json").read_text())
     (place / "trace.json").write_text(json.dumps(seen | {"read": [str(place / "data")]}))

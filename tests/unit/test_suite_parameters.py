@@ -7,7 +7,7 @@ from small_notebooks import notebook, register_experiment
 
 from rackbook.errors import ParameterError
 from rackbook.suite.notebooks import Kind, read
-from rackbook.suite.parameters import assign, parse
+from rackbook.suite.parameters import assign, located, parse
 
 
 @pytest.fixture
@@ -137,3 +137,21 @@ def test_a_value_out_of_range_is_refused_by_the_experiment(one):
     message = r"^01_alpha, parameter rate \[req/s\]: got 2.0, allowed: less than or equal to 1"
     with pytest.raises(ParameterError, match=message):
         assign([("rate", "2")], [one])
+
+
+def test_a_cluster_is_a_name_of_the_library_or_any_file_that_is_there(tmp_path):
+    place = tmp_path / "nb"
+    live = 'cluster: str = "b200x8"  # [-] where\nsource: str = "published"  # [-] from where\n'
+    nb = read(notebook(place, "01_alpha", parameters=live))
+    for name in ("mine.toml", "b200x8", "published"):
+        (tmp_path / name).write_text("")
+
+    def at(name, value):
+        return located(value, nb.parameter(name), tmp_path)
+
+    assert at("cluster", "mine.toml") == str(tmp_path / "mine.toml")
+    assert at("cluster", "./mine.toml") == str(tmp_path / "mine.toml")
+    assert at("cluster", "b200x8") == "b200x8"
+    assert at("cluster", "nowhere.toml") == "nowhere.toml"
+    assert at("source", "published") == "published"
+    assert at("source", "./published") == str(tmp_path / "published")

@@ -13,11 +13,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 import small_sweep
-from small_notebooks import notebook, register_experiment, show_chart, spec
+from small_notebooks import notebook, record, register_experiment, show_chart, spec
 
 from rackbook import cli
-from rackbook.suite import store
-from rackbook.suite.notebooks import load_json, source
+from rackbook.suite import copies, index, store, sweep_report, sweeps
+from rackbook.suite.notebooks import discover, load_json, source
 
 SECRET = "sk-4f1d0e77aa31-not-for-outputs"
 TEXT = "it's \"x\"\\\n'''__import__('os').system('touch pwned')"
@@ -40,8 +40,8 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "out"
 
-    def notebook(self, name: str, *cells: str) -> Path:
-        return notebook(self.folder / "nb", name, *cells)
+    def notebook(self, name: str, *cells: str, **options) -> Path:
+        return notebook(self.folder / "nb", name, *cells, **options)
 
     def arguments(self, text: str, *more: object) -> list[str]:
         (self.folder / "suite.toml").write_text(text)
@@ -181,7 +181,105 @@ def test_a_changed_notebook_and_a_changed_file_run_again_exactly_what_depends_on
     assert "3 executions, 2 done, 1 to run" in said
     assert "[1/1] 02_two" in said
     assert len(place.done()) == 5  # nothing old is deleted
-    assert place.index().height == 5
+    assert sorted(place.index()["status"]) == ["done"] * 3 + ["outdated"] * 2
+
+
+def look(place, text: str) -> str:
+    """Write index and report over what is there, without running anything; the report."""
+    (place.folder / "suite.toml").write_text(text)
+    results, sweep = store.Store(place.out), sweeps.read(place.folder / "suite.toml", discover(place.folder / "nb"))
+    complete = results.complete(sweep.executions)
+    return sweep_report.write(sweep, results, complete, index.write(results, sweep.executions, complete)).read_text()
+
+
+def test_a_rerun_that_fails_shows_beside_the_result_that_is_out_of_date(place, capsys):
+    text = "[[sweep]]\nnotebooks = ['01']"
+    first = place.notebook("01_one").read_text()
+    assert place.run(text) == 0
+    place.notebook("01_one", "1 / 0")
+    assert place.run(text) == 1
+    assert sorted(place.index()["status"]) == ["failed", "outdated"]
+    assert "1 executions: 0 done, 1 failed, 0 not run yet" in look(place, text)
+    capsys.readouterr()
+    assert place.run(text, "--keep-failed") == 1
+    assert "[1/1]" not in capsys.readouterr().err
+    (place.folder / "nb" / "01_one.ipynb").write_text(first)
+    assert place.run(text) == 0
+    assert place.index()["status"].to_list() == ["done"]  # the old result counts again, and the failure no more
+
+
+def test_what_is_out_of_date_and_not_run_again_is_no_failure(place):
+    text = "[[sweep]]\nnotebooks = ['01']"
+    place.notebook("01_one", "1 / 0")
+    assert place.run(text) == 1
+    place.notebook("01_one", "x = 1")
+    assert place.run(text) == 0
+    assert place.index().select("status", "attempts").rows() == [("done", 2)]
+    place.notebook("01_one", "x = 2")
+    page = look(place, text)
+    assert "1 executions: 0 done, 0 failed, 1 out of date, 0 not run yet" in page
+    assert "out of date: what it depends on has changed since" in page
+    assert sorted(place.index()["status"]) == ["outdated", "waiting"]  # the failure was overcome
+
+
+def test_the_values_found_stand_beside_the_published_ones(place):
+    varying = record("one", basis="simulated", verdict="reproduced")
+    yes = record("one", id="one.two", statement="Two is two.", value=True, found=True, unit="")
+    place.notebook(
+        "01_one", f"import json\nr = json.loads({json.dumps([varying, yes])!r})\nr[0]['found'] = rate",
+        "from IPython.display import display\n"
+        "display({'application/vnd.rackbook.verdicts+json': r, 'text/plain': 'v'}, raw=True)",
+        verdicts=False,
+    )  # fmt: skip
+    assert place.run("name = 'v'\n[[sweep]]\nnotebooks = ['01']\ngrid = { rate = [0.25, 0.95] }") == 0
+    found = place.index().explode("claims").unnest("claims").sort("claim", "p_rate")
+    assert found.select("claim", "p_rate", "published", "found", "unit", "verdict").rows() == [
+        ("one.one", 0.25, 1.0, 0.25, "ms", "reproduced"),
+        ("one.one", 0.95, 1.0, 0.95, "ms", "reproduced"),
+        ("one.two", 0.25, 1.0, 1.0, "yes/no", "consistent"),
+        ("one.two", 0.95, 1.0, 1.0, "yes/no", "consistent"),
+    ]
+    page = (place.out / "report" / "sweep-v.html").read_text()
+    assert "One is one. Published: 1 ms; here: 0.25 to 0.95 ms; 2 reproduced" in page
+    assert "-0.75" in page
+    assert "Two is two." not in page
+    assert "1 more came out the same in each" in page
+
+
+def test_odd_files_in_the_working_folder_are_kept_and_stop_nothing(place):
+    place.notebook(
+        "01_one", "import os, socket\nos.symlink('nowhere', 'link')\nos.mkfifo('pipe')\n"
+        "socket.socket(socket.AF_UNIX).bind('socket')"
+    )  # fmt: skip
+    assert place.run("[[sweep]]\nnotebooks = ['01']\nseeds = [1, 2]", "--jobs", "1") == 0
+    for folder in place.done().values():
+        assert sorted(p.name for p in (folder / "files").iterdir()) == ["link", "pipe", "socket"]
+
+
+def test_files_that_cannot_be_kept_fail_their_execution_and_no_other(place, monkeypatch):
+    place.notebook("01_one")
+    whole, calls = store._sync_tree, []
+
+    def sync(folder):
+        calls.append(folder)
+        if len(calls) == 1:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "files/secret")
+        whole(folder)
+
+    monkeypatch.setattr(store, "_sync_tree", sync)
+    assert place.run("[[sweep]]\nnotebooks = ['01']\nseeds = [1, 2]", "--jobs", "1") == 1
+    rows = place.index().sort("status").select("status", "error").rows()
+    assert [status for status, _ in rows] == ["done", "failed"]
+    assert rows[1][1].startswith("its files cannot be kept: [Errno 13] Permission denied")
+
+
+def test_an_address_is_no_folder_for_results(place, capsys, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    place.notebook("01_one")
+    place.out = "s3://bucket/x"
+    assert place.run("[[sweep]]\nnotebooks = ['01']") == 2
+    assert "--out: got the address s3://bucket/x, allowed: a folder" in capsys.readouterr().err
+    assert not (place.folder / "s3:").exists()
 
 
 def test_a_killed_kernel_is_tried_again_and_a_failed_notebook_is_not(place, capsys):
@@ -323,6 +421,29 @@ def test_notebooks_are_copied_to_a_folder_and_to_an_address_once(first, tmp_path
         server.server_close()
     assert first.run(FIRST, "--keep-failed", "--copy-to", "ftp://somewhere/x") == 2
     assert "allowed: a folder, or an address with" in capsys.readouterr().err
+
+
+def test_the_key_of_an_address_stays_at_its_end_and_is_kept_nowhere(first, monkeypatch):
+    place, sent = "abs://account.blob.core.windows.net/container/folder", []
+    monkeypatch.setattr(copies, "_writer", lambda _: lambda text, address: sent.append(address))
+    results = store.Store(first.out)
+    assert list(copies.send(first.done(), results, f"{place}/?sv=1&sig=SECRET")) == []
+    named = {
+        name: load_json(folder / "notebook.ipynb")["metadata"]["rackbook"] for name, folder in first.done().items()
+    }
+    wanted = [f"{place}/{told['notebook']}/{name}.ipynb?sv=1&sig=SECRET" for name, told in named.items()]
+    assert sorted(sent) == sorted(wanted)
+    assert not [p for p in (first.out / "copied").rglob("*") if p.is_file() and "SECRET" in p.read_text()]
+    assert list(copies.send(first.done(), results, f"{place}?sv=1&sig=RENEWED")) == []
+    assert len(sent) == 3  # a new key is no new place
+
+    def refuse(text, address):
+        raise OSError(f"no access to {address}")
+
+    monkeypatch.setattr(copies, "_writer", lambda _: refuse)
+    problems = list(copies.send(first.done(), results, "s3://bucket/x?sig=SECRET"))
+    assert len(problems) == 3
+    assert not any("SECRET" in problem for problem in problems)
 
 
 def test_a_result_that_somebody_damaged_is_listed_as_such(place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,14 @@ from typing import Any
 
 from rackbook import pictures
 from rackbook.errors import DataError, RackbookError
-from rackbook.locations import shown
-from rackbook.suite import kernels, outcomes, pool
+from rackbook.locations import runs_home, shown
+from rackbook.suite import kernels, leases, outcomes, pool, sweep_plan
+from rackbook.suite.executions import Execution, Limits
 from rackbook.suite.notebooks import Notebook
 from rackbook.suite.progress import Progress
 from rackbook.suite.tasks import Task
 
-TIMEOUT_S = 1800.0
+TIMEOUT_S = Limits().timeout_s
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def execute(
 ) -> list[outcomes.Outcome]:
     """Execute notebooks in parallel and save each, whether it succeeds or fails.
 
+    If one of them measures they run one after the other, while nothing else runs where it measures.
+
     What an earlier run left of these notebooks goes first, so that nothing old can pass for a result of this run.
 
     Args:
@@ -67,16 +71,23 @@ def execute(
         values: by notebook name, the parameters that are not left on their default.
         folders: where to.
         jobs: how many at a time; one per available core if None.
-        timeout_s: longest time of one notebook.
+        timeout_s: longest time of one notebook; a measurement has more if its plan says so.
         meanwhile: called once in a thread of its own, when the first notebook starts: this process only waits then.
 
     Returns:
         The outcomes in the order of ``notebooks``.
 
     Raises:
-        RackbookError: another run is writing to the same folder, or it cannot be written.
+        RackbookError: another run is writing to the same folder, or it cannot be written; or a measurement does not
+            fit its cluster.
     """
-    with _locked(folders.out), kernels.scratch_folder() as scratch:
+    asked = [Execution(n, values.get(n.name, {}), {}, 1, Limits(timeout_s=timeout_s)) for n in notebooks]
+    limits = {step.execution.notebook.name: step.execution.limits for step in sweep_plan.steps(asked, {})}
+    alone = sorted({own.exclusive for own in limits.values()} - {""})
+    at_once = 1 if alone else jobs or outcomes.available_cores()
+    if alone and len(notebooks) > 1:
+        print("note: notebooks that measure run one after the other", file=sys.stderr)
+    with _locked(folders.out), leases.held(alone), kernels.scratch_folder() as scratch:
         ordered = longest_first(notebooks, folders)
         for notebook in notebooks:
             (folders.notebooks / f"{notebook.name}.ipynb").unlink(missing_ok=True)
@@ -92,8 +103,9 @@ def execute(
                 executed=(folders.notebooks / f"{n.name}.ipynb").resolve(),
                 charts=(folders.charts / n.name).resolve(),
                 scratch=Path(scratch) / n.name[:2],
-                timeout_s=timeout_s,
+                timeout_s=limits[n.name].timeout_s,
                 run=run,
+                environment={"RACKBOOK_RUNS": str(runs_home())},
             )
             for n in ordered
         ]
@@ -105,9 +117,7 @@ def execute(
                 beside.start()
 
         try:
-            found = pool.run(
-                tasks, jobs or outcomes.available_cores(), Path(scratch), on_start=started, on_end=progress.ended
-            )
+            found = pool.run(tasks, at_once, Path(scratch), on_start=started, on_end=progress.ended)
         finally:
             progress.close()
             pictures.prune()

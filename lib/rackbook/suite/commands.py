@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rackbook.option_types import folder, names, whole_from_one
+
 if TYPE_CHECKING:
     from rackbook.suite.notebooks import Notebook
     from rackbook.suite.store import Store
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 DONE, EXECUTION_FAILED, STOPPED = 0, 1, 3
 EXECUTORS = ("local", "slurm")
+_SLURM_OPTIONS = ("partition", "account", "nodes", "gpus_per_node", "time_min", "max_jobs", "per_job")
 
 _EXAMPLE = """\
 a SUITE.toml:
@@ -35,6 +38,10 @@ a SUITE.toml:
   zip  = { window_steps = [500, 1000], interval_steps = [1500, 3000] }  # these go together
   list = [ { confidence = 0.9 }, { confidence = 0.95, draws = 400 } ]  # single points
   repeats = 3                                      # distinct seeds; or seeds = [1, 2, 3]
+
+An execution with source = "measure" on this machine starts servers on fixed ports and GPUs, and its times count:
+nothing else runs here meanwhile. On servers (base_url) or a cluster elsewhere it is the only one there; a job of Slurm
+has its nodes for itself. Its time limit is at least twice what its plan says.
 """
 
 
@@ -55,20 +62,24 @@ def add_parsers(commands: Any) -> None:
         "--notebooks", type=Path, metavar="DIR", help="folder of the notebooks (default: those that come with rackbook)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("build"), metavar="DIR",
+        "--out", type=folder, default=Path("build"), metavar="DIR",
         help="folder for everything that is written (default: build)",
     )  # fmt: skip
-    parser.add_argument("--jobs", type=_count, metavar="N", help="executions at a time (default: one per core)")
+    parser.add_argument("--jobs", type=whole_from_one, metavar="N", help="executions at a time (default: one per core)")
     add_options(parser)
     parser.add_argument("--executor", choices=EXECUTORS, default="local", help="where to execute (default: local)")
     slurm = parser.add_argument_group("Slurm", "each also in the table [slurm] of the file")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--account", metavar="NAME")
-    slurm.add_argument("--nodes", type=_count, metavar="N", help="nodes of each job")
-    slurm.add_argument("--gpus-per-node", type=_count, metavar="N")
-    slurm.add_argument("--time", dest="time_min", type=_count, metavar="MIN", help="time limit of each job, minutes")
-    slurm.add_argument("--max-jobs", type=_count, metavar="N", help="jobs of the array that run at a time")
-    slurm.add_argument("--per-job", type=_count, metavar="N", help="executions of one job, one after the other")
+    slurm.add_argument("--nodes", type=whole_from_one, metavar="N", help="nodes of each job")
+    slurm.add_argument("--gpus-per-node", type=whole_from_one, metavar="N")
+    slurm.add_argument(
+        "--time", dest="time_min", type=whole_from_one, metavar="MIN", help="time limit of each job, minutes"
+    )
+    slurm.add_argument(
+        "--max-jobs", type=whole_from_one, metavar="N", help="jobs with the same needs that run at a time"
+    )
+    slurm.add_argument("--per-job", type=whole_from_one, metavar="N", help="executions of one job, one after the other")
     slurm.add_argument("--detach", action="store_true", help="submit and return; the same command collects later")
 
 
@@ -76,8 +87,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that ``run`` shares when its values make it a sweep."""
     parser.add_argument("--dry-run", action="store_true", help="print what a sweep would run, and what is done")
     parser.add_argument(
-        "--gpus", metavar="LIST", help="GPUs that a sweep may hand out, e.g. 0,1 (default: all that are visible)"
-    )
+        "--gpus", type=names, metavar="LIST",
+        help="GPUs that a sweep may hand out, e.g. 0,1 (default: all that are visible)",
+    )  # fmt: skip
     parser.add_argument(
         "--keep-failed", action="store_true", help="leave executions of a sweep that failed, do not run them again"
     )
@@ -92,8 +104,21 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from rackbook.suite import sweeps
     from rackbook.suite.notebooks import discover
 
+    _refuse_options_of_others(arguments)
     found = sweeps.read(arguments.suite, discover(arguments.notebooks or NOTEBOOKS))
     return execute(found, arguments)
+
+
+def _refuse_options_of_others(arguments: argparse.Namespace) -> None:
+    """Complain about an option that means nothing for the executor."""
+    from rackbook.errors import ParameterError
+
+    is_local = arguments.executor == "local"
+    for name in (*_SLURM_OPTIONS, "detach") if is_local else ("jobs", "gpus"):
+        if getattr(arguments, name) not in (None, False):
+            option = "time" if name == "time_min" else name.replace("_", "-")
+            owner = "slurm" if is_local else "local, on Slurm say --max-jobs or --gpus-per-node"
+            raise ParameterError(f"--{option} belongs to --executor {owner}")
 
 
 def execute(sweep: Sweep, arguments: argparse.Namespace) -> int:
@@ -116,7 +141,7 @@ def execute(sweep: Sweep, arguments: argparse.Namespace) -> int:
     print(sweep_plan.text(steps, sweep.notices), file=sys.stderr)
     results.prepare()
     left = [step.execution for step in steps if not step.done]
-    failed = index.failed(results) if arguments.keep_failed else set()
+    failed = index.failed(results, sweep.executions, complete) if arguments.keep_failed else set()
     left = [execution for execution in left if execution.request not in failed]
     try:
         stopped = _executor(sweep, arguments)(left, results, arguments) if left else ""
@@ -137,7 +162,7 @@ def _conclude(
     """Write the index, the copies and the report, and say where they are."""
     from rackbook.suite import index
 
-    frame = index.write(results, sweep.executions)
+    frame = index.write(results, sweep.executions, complete)
     if arguments.copy_to:
         from rackbook.suite import copies
 
@@ -184,8 +209,7 @@ def _executor(sweep: Sweep, arguments: argparse.Namespace) -> Callable[..., str]
     def slurm(left: list, results: Any, arguments: argparse.Namespace) -> str:
         from rackbook.suite import slurm
 
-        names = ("partition", "account", "nodes", "gpus_per_node", "time_min", "max_jobs", "per_job")
-        given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+        given = {name: getattr(arguments, name) for name in _SLURM_OPTIONS if getattr(arguments, name) is not None}
         return slurm.run(left, results, sweep.slurm | given, name=sweep.name, detach=arguments.detach)
 
     return slurm
@@ -194,12 +218,6 @@ def _executor(sweep: Sweep, arguments: argparse.Namespace) -> Callable[..., str]
 def _local(left: list, results: Any, arguments: argparse.Namespace) -> str:
     from rackbook.suite import leases, local, outcomes
 
-    gpus = leases.visible() if arguments.gpus is None else [g.strip() for g in arguments.gpus.split(",") if g.strip()]
+    gpus = leases.visible() if arguments.gpus is None else arguments.gpus
     tally = local.run(left, results, jobs=arguments.jobs or outcomes.available_cores(), gpus=gpus)
     return tally.stopped
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a whole number from 1")
-    return int(text)

@@ -23,7 +23,7 @@ def send(complete: Mapping[str, Path], results: Store, to: str) -> Iterator[str]
     Args:
         complete: folders of complete executions by request.
         results: the folder they are in; it keeps what has been copied where.
-        to: a folder, or an address such as ``s3://bucket/folder``.
+        to: a folder, or an address such as ``s3://bucket/folder``; the query of an address stays at its end.
 
     Yields:
         Why a notebook could not be copied; the next call tries it again.
@@ -31,22 +31,25 @@ def send(complete: Mapping[str, Path], results: Store, to: str) -> Iterator[str]
     Raises:
         ParameterError: papermill cannot write such an address.
     """
-    address = to.rstrip("/")
-    write = _writer(address)
-    done = results.out / "copied" / hashlib.sha256(address.encode()).hexdigest()[:16]
+    place, mark, query = to.partition("?") if "://" in to else (to, "", "")
+    place = place.rstrip("/")
+    write = _writer(place)
+    # the query of an Azure address is a key that is renewed; of the address, secrets and all, only a hash is kept
+    same = place if place.startswith("abs://") else place + mark + query
+    done = results.out / "copied" / hashlib.sha256(same.encode()).hexdigest()[:16]
     done.mkdir(parents=True, exist_ok=True)
-    (done / "to").write_text(address + "\n", "utf-8")
     for folder in complete.values():
-        mark = done / folder.name
-        if mark.exists():
+        copied = done / folder.name
+        if copied.exists():
             continue
         text = (folder / NOTEBOOK).read_text("utf-8")
         try:
-            write(text, f"{address}/{_name(text)}/{folder.name}.ipynb")
+            write(text, f"{place}/{_name(text)}/{folder.name}.ipynb{mark}{query}")
         except Exception as problem:  # of any cloud's client
-            yield f"{folder.name}: not copied to {address}: {type(problem).__name__}: {problem}"
+            why = str(problem).replace(query, "…") if query else str(problem)
+            yield f"{folder.name}: not copied to {place}: {type(problem).__name__}: {why}"
             continue
-        mark.touch()
+        copied.touch()
 
 
 def _name(text: str) -> str:

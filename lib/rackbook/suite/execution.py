@@ -228,7 +228,8 @@ def _explained(problem: Exception, job: _Job) -> tuple[str, str, str]:
         return "KernelDied", f"the kernel ended in this cell: it crashed or ended itself{how}", outcomes.NOTEBOOK
     if isinstance(problem, CellTimeoutError):
         limit_s = job.task.timeout_s
-        return "TimeLimit", f"the notebook ran past its limit of {limit_s:g} s; raise it with --timeout", outcomes.TIME
+        hint = "raise it: --timeout of `rackbook run`, timeout_s in the file of a sweep"
+        return "TimeLimit", f"the notebook ran past its limit of {limit_s:g} s; {hint}", outcomes.TIME
     return type(problem).__name__, str(problem), outcomes.NOTEBOOK
 
 

@@ -14,7 +14,7 @@ SEED = "seed"
 """The parameter that tells repeats of the same setting apart, where a notebook has it."""
 
 MACHINE, ELSEWHERE = "machine", "cluster "
-"""What an execution may want for itself: this machine, or the cluster whose name follows."""
+"""What an execution may want for itself: this machine, or the cluster or servers whose name follows."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Limits:
         memory_gib: most memory of its kernel and what that starts; None for no limit.
         gpus: GPUs that it has for itself.
         retries: how often it is tried again after a failure that is known to be transient.
-        exclusive: what no other execution may use at the same time: MACHINE for a measurement on the processors of
-            this machine, ``cluster <name>`` for one on other machines; empty for nothing but its GPUs.
+        exclusive: what no other execution of a run or sweep may use at the same time: MACHINE for a measurement on
+            this machine, with all its processors, GPUs and ports, ``cluster <name>`` for one on other machines; empty
+            for a share of this machine and the GPUs.
     """
 
     timeout_s: float = 1800.0

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import tomllib
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,13 +20,15 @@ from typing import Any
 from rackbook.errors import DataError
 from rackbook.locations import DATA
 from rackbook.suite.notebooks import Notebook, load_json, source
-from rackbook.suite.parameters import PATH_UNIT
+from rackbook.suite.parameters import CLUSTER, PATH_UNIT
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _RUNNER = _PACKAGE / "suite"
 """The runner executes a notebook and is no part of what it computes."""
 
-_PACKAGES = ("rackbook", "altair", "numpy", "polars", "pydantic", "scipy", "vl-convert-python", "vllm")
+_PACKAGES = (
+    "rackbook", "altair", "llvmlite", "numba", "numpy", "polars", "pydantic", "scipy", "vl-convert-python", "vllm",
+)  # fmt: skip
 _ABSENT, _CHANGED = "absent", "changed during the execution"
 _ROOTS = {"data": DATA.resolve(), "library": _PACKAGE}  # in a wheel the data lie within the library
 
@@ -179,7 +182,27 @@ def user_paths(notebook: Notebook, parameters: dict[str, Any]) -> dict[str, list
         value = parameters.get(p.name)
         if p.unit == PATH_UNIT and value:
             found[p.name] = [Path(item) for item in (value if isinstance(value, list) else [value])]
+        if p.name == CLUSTER and isinstance(value, str) and (path := Path(value).expanduser()).is_absolute():
+            found[p.name] = [path, *_recipe_of(path)]
     return found
+
+
+def _recipe_of(cluster: Path) -> list[Path]:
+    """The recipe file of the user that a cluster file of the user names; none if it names one of the library's."""
+    try:
+        return _recipe_once(cluster, cluster.stat().st_mtime_ns)
+    except OSError:
+        return []
+
+
+@cache
+def _recipe_once(cluster: Path, _changed: int) -> list[Path]:
+    try:
+        recipe = tomllib.loads(cluster.read_text("utf-8")).get("recipe", "")
+    except ValueError:  # no TOML: reading it again says so where it is used
+        return []
+    path = Path(recipe).expanduser() if isinstance(recipe, str) else Path()
+    return [cluster.parent / path] if path.suffix == ".toml" or len(path.parts) > 1 else []
 
 
 @cache

@@ -6,6 +6,7 @@ what it has completed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rackbook.errors import DataError
-from rackbook.suite import local, notebooks
+from rackbook.suite import kernels, local, notebooks
 from rackbook.suite.executions import Execution, Limits
-from rackbook.suite.store import Store
+from rackbook.suite.outcomes import TRANSIENT
+from rackbook.suite.store import Store, read_result
 
 STOPPED, TERMINATED = 3, 143
 
@@ -58,8 +60,12 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     path = Path(arguments[0])
     task = json.loads(path.read_text("utf-8"))
+    os.environ["RACKBOOK_RUNS"] = task["runs"]
     if task["local_dir"] is not None:
-        tempfile.tempdir = task["local_dir"]
+        tempfile.tempdir = local_folder(task["local_dir"])
+        if (used := kernels.scratch_base()) != Path(tempfile.tempdir):
+            most = kernels.LONGEST_BASE
+            print(f"local_dir {tempfile.tempdir} has more than {most} characters: {used} is used", file=sys.stderr)
     results = Store(Path(task["out"]))
     results.prepare()
     executor = {"kind": "slurm", "job": identity(), "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0"))}
@@ -75,6 +81,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def local_folder(text: str) -> str:
+    """The folder for temporary files on this node; variables in the text are those of the job.
+
+    Raises:
+        SystemExit: there is no such folder.
+    """
+    folder = os.path.expandvars(text)
+    if not Path(folder).is_dir():
+        sys.exit(f"local_dir: got {text!r}, allowed: a folder on the node where the job runs; {folder} is none")
+    return folder
+
+
 def identity() -> str:
     """The job's id as Slurm writes it, with its place in the array."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
@@ -83,15 +101,21 @@ def identity() -> str:
 
 def failed_here(results: Store, request: str, job: str) -> dict[str, Any] | None:
     """The record of the attempt in which an execution failed for good within a job; None if it did not."""
-    from rackbook.suite.outcomes import TRANSIENT
-    from rackbook.suite.store import read_result
-
     folder = results.attempts / request
     for attempt in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         record = read_result(attempt)
         if record["executor"].get("job") == job and record["outcome"]["cause"] not in TRANSIENT:
             return record
     return None
+
+
+def completed_here(results: Store, request: str, job: str) -> bool:
+    """Whether an execution was completed within a job."""
+    for folder in results.executions.glob(f"{request}-*"):
+        with contextlib.suppress(DataError):  # a damaged one is shown in the index
+            if read_result(folder)["executor"].get("job") == job:
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from pathlib import Path
 from rackbook import pictures
 from rackbook.suite import nursery
 
+LONGEST_BASE = 40
+"""Most characters of the folder in which scratch folders are made: the paths of sockets in them must stay short."""
+
 _LONGEST_SOCKET_PATH = 90  # the system allows about 104 bytes, "/k-ipc-5" and a margin go off
 
 
@@ -57,9 +60,13 @@ def connection(scratch: Path) -> dict[str, str]:
     return {"transport": "ipc", "connection_file": str(scratch / "k.json")}
 
 
+def scratch_base() -> Path:
+    """Where scratch folders are made: the default for temporary files, or a shorter one if that is too long."""
+    default = Path(tempfile.gettempdir())
+    short = Path("/tmp")  # noqa: S108 - the folders made in it are private
+    return short if len(str(default)) > LONGEST_BASE and os.access(short, os.W_OK) else default
+
+
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder whose path is short enough for sockets where that is possible."""
-    default = Path(tempfile.gettempdir())
-    short = Path("/tmp")  # noqa: S108 - the folder made in it is private
-    base = short if len(str(default)) > 40 and short.is_dir() and os.access(short, os.W_OK) else default
-    return tempfile.TemporaryDirectory(prefix="rb-", dir=base, ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(prefix="rb-", dir=scratch_base(), ignore_cleanup_errors=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from rackbook import pictures
 from rackbook.errors import DataError, RackbookError
-from rackbook.locations import shown
+from rackbook.locations import runs_home, shown
 from rackbook.suite import inputs, kernels, leases, outcomes, pool, store
-from rackbook.suite.executions import ELSEWHERE, MACHINE, Execution, Limits
+from rackbook.suite.executions import ELSEWHERE, Execution, Limits
 from rackbook.suite.progress import Progress
 from rackbook.suite.tasks import Task
 
@@ -99,7 +99,7 @@ class _Job:
         attempt: where it is written.
         task: what the worker was given.
         lock: descriptor of the lock on the execution.
-        devices: the GPUs it holds, and what it has for itself alone.
+        devices: the GPUs it holds, and its turn, as :class:`rackbook.suite.leases.Leases` names them.
     """
 
     execution: Execution
@@ -129,6 +129,7 @@ class _Desk:
         self._tries: dict[str, int] = {}
         self._run = uuid.uuid4().hex[:12]
         self._count = 0
+        self._said_waiting = False
 
     @property
     def open(self) -> bool:
@@ -155,6 +156,9 @@ class _Desk:
             self._give_back(devices)
             self.tally.elsewhere += 1
             self._progress.elsewhere(execution.label)
+        if self._waiting and not self._jobs and not self._said_waiting:
+            self._said_waiting = True
+            self._progress.waits("another run has this machine or its GPUs, or executes the very same")
         return None
 
     def ended(self, outcome: outcomes.Outcome) -> None:
@@ -170,6 +174,12 @@ class _Desk:
             except DataError as problem:
                 outcome = replace(outcome, succeeded=False, reason=str(problem), cause=outcomes.NOTEBOOK)
                 self._results.finish(job.attempt, job.execution, outcome, job.task.trace, self._executor)
+            except OSError as problem:
+                if problem.errno in store.OF_THE_DISK:
+                    raise
+                reason = f"its files cannot be kept: {problem}"
+                outcome = replace(outcome, succeeded=False, reason=reason, cause=outcomes.NOTEBOOK)
+                self._results.fail(job.execution, outcome.cause, reason, self._executor)
         except OSError as problem:
             self._results.abandon(job.attempt)
             self._stop(problem)
@@ -196,18 +206,15 @@ class _Desk:
         self._jobs.clear()
 
     def _devices(self, limits: Limits) -> list[str] | None:
-        """Take what an execution needs for itself: GPUs, or all of something; None if others have it."""
-        alone = limits.exclusive == MACHINE
-        if self._jobs and (alone or any(j.execution.limits.exclusive == MACHINE for j in self._jobs.values())):
-            return None
+        """Take what an execution needs: its turn, and GPUs; None if others have it."""
         if self._gpus is None:
             return []
-        whole = self._gpus.take_named(limits.exclusive) if limits.exclusive else []
-        gpus = None if whole is None else self._gpus.take(limits.gpus_here)
-        if gpus is None:
-            self._give_back(whole)
+        turn = self._gpus.turn([limits.exclusive] if limits.exclusive else [])
+        gpus = None if turn is None else self._gpus.take(limits.gpus_here)
+        if turn is None or gpus is None:
+            self._give_back(turn)
             return None
-        return [*(whole or []), *gpus]
+        return [*turn, *gpus]
 
     def _give_back(self, devices: list[str] | None) -> None:
         if self._gpus is not None and devices:
@@ -221,7 +228,7 @@ class _Desk:
         scratch = self._scratch / str(self._count)
         visible = {}
         if self._gpus is not None and not execution.limits.exclusive.startswith(ELSEWHERE):
-            visible[leases.VISIBLE] = ",".join(d for d in devices if d != execution.limits.exclusive)
+            visible[leases.VISIBLE] = ",".join(device for device in devices if device in self._gpus.gpus)
         memory_gib = execution.limits.memory_gib
         task = Task(
             notebook=execution.notebook.name,
@@ -234,11 +241,7 @@ class _Desk:
             timeout_s=execution.limits.timeout_s,
             run=self._run,
             work=work,
-            environment={
-                "RACKBOOK_TRACE_ROOTS": inputs.roots(),
-                "RACKBOOK_RUNS": os.environ.get("RACKBOOK_RUNS") or str(self._results.out / "runs"),
-            }
-            | visible,
+            environment={"RACKBOOK_TRACE_ROOTS": inputs.roots(), "RACKBOOK_RUNS": str(runs_home())} | visible,
             trace=scratch / "read.json",
             memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
             id=f"{execution.request}.{self._count}",

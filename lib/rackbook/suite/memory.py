@@ -1,4 +1,4 @@
-"""Memory of the process groups that the suite starts: measured, limited, and whether the system killed for it."""
+"""Memory of the kernels that the suite starts: measured, limited, and whether the system killed for it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import signal
 import threading
 from pathlib import Path
 
+from rackbook.engine import processes
+
 _EVERY_S = 0.2
 
 
 class Watch:
-    """Ends a process group as soon as it uses more memory than it may.
+    """Ends a kernel as soon as it uses more memory than it may.
 
     A resource limit of the system would count reserved addresses, of which a GPU driver takes hundreds of gigabytes.
 
     Args:
-        group: process group.
-        limit_bytes: most memory of all its processes together, pages that they share counted once.
+        group: the kernel's process group.
+        limit_bytes: most memory of all that :func:`used_bytes` counts together.
     """
 
     def __init__(self, group: int, limit_bytes: int) -> None:
@@ -36,7 +38,7 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._done.wait(_EVERY_S):
-            used = group_bytes(self._group)
+            used = used_bytes(self._group)
             if used > self.limit_bytes:
                 self.exceeded_bytes = used
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -44,19 +46,27 @@ class Watch:
                 return
 
 
-def group_bytes(group: int) -> int:
-    """Memory of a process group now; a page that n processes share counts 1/n for each of them."""
+def used_bytes(group: int) -> int:
+    """Memory of a process group and of everything that descends from its leader, such as servers of their own session.
+
+    A page that n processes share counts 1/n for each of them.
+    """
     total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getpgid(int(folder.name)) != group:
-                continue
-            for line in (folder / "smaps_rollup").read_text("ascii").splitlines():
+    for pid in _members(group) | {group, *processes.descendants(group)}:
+        with contextlib.suppress(OSError, ValueError):  # it ended while we looked
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
-        except (OSError, ValueError):  # it ended while we looked
-            continue
     return total
+
+
+def _members(group: int) -> set[int]:
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(folder.name)) == group:
+                found.add(int(folder.name))
+    return found
 
 
 def system_kills() -> int:

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from rackbook.errors import ParameterError, one_of
+from rackbook.locations import DATA
 from rackbook.suite.notebooks import Kind, Notebook, Parameter
 
 PATH_UNIT = "path"
 """Unit of a parameter that names a file or folder of the user."""
 
-_NAME_OR_PATH = ("source", "cluster")
-"""Parameters of the live notebooks whose text is a word, an id or a path."""
+CLUSTER = "cluster"
+"""The parameter of a live notebook that says where to measure: a name of the library's or a file of the user."""
+
+_CLUSTERS = DATA / "clusters"
+_SOURCE = "source"
+"""The parameter of a live notebook whose text is a word, the id of a run or its folder."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,10 @@ def _refuse_constant(name: str) -> float:
 
 def located(value: Any, parameter: Parameter, folder: Path) -> Any:
     """A value that does not depend on the working folder: a path that the user typed is relative to ``folder``."""
-    if parameter.name in _NAME_OR_PATH and isinstance(value, str) and "/" in value and (folder / value).exists():
-        return str((folder / value).absolute())
+    if parameter.name in (_SOURCE, CLUSTER) and isinstance(value, str) and value:
+        path = (folder / Path(value).expanduser()).absolute()
+        is_name = "/" not in value and (parameter.name == _SOURCE or (_CLUSTERS / f"{value}.toml").is_file())
+        return str(path) if not is_name and path.exists() else value
     if parameter.unit != PATH_UNIT or not value:
         return value
     if isinstance(value, list):

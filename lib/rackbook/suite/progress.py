@@ -59,6 +59,10 @@ class Progress:
         self._running.pop(label, None)
         self._say(f"{label}: tried again after: {first_line(outcome.reason)}", step=0)
 
+    def waits(self, reason: str) -> None:
+        """Nothing can start at the moment."""
+        self._say(f"waits: {reason}", step=0)
+
     def elsewhere(self, label: str) -> None:
         """Another process has done it."""
         self._done += 1

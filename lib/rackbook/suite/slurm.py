@@ -112,9 +112,11 @@ def _look(array: submissions.Submission, results: Store, watch: _Watch, say: Cal
         left = [request for request in left if request in watch.open]
         if state in slurm_state.ALIVE or (state == slurm_state.GONE and time.time() - array.at < _FORGET_S):
             continue
-        progressed = any(request in complete for request in requests)
+        # a job that completes something each time comes to an end, however often its time is up
+        goes_on = bool(left) and slurm_state.cause(state) == outcomes.TIME
+        goes_on = goes_on and any(job.completed_here(results, request, identity) for request in requests)
         for request in left:
-            _lost(watch, request, state, identity, results, say, progressed=progressed)
+            _lost(watch, request, state, identity, results, say, goes_on=goes_on)
         array.requests[place] = [request for request in requests if request not in left]
 
 
@@ -126,24 +128,24 @@ def _lost(
     results: Store,
     say: Callable[[str], None],
     *,
-    progressed: bool,
+    goes_on: bool,
 ) -> None:
-    """A job has ended and left an execution undone."""
+    """A job has ended and left an execution undone; it goes on in another one if it was just not its turn yet."""
     execution = watch.open[request]
     cause = slurm_state.cause(state)
     tries = watch.again.get(request, 0)
-    passing = cause in outcomes.TRANSIENT or (cause == outcomes.TIME and progressed)
     lock = results.lock(request)
     if lock is None:  # another process has taken it on
         say(f"{execution.label}: is executed by another run")
         del watch.open[request]
         return
     try:
-        results.fail(execution, cause, slurm_state.reason(state), {"kind": "slurm", "job": identity})
+        if not goes_on:
+            results.fail(execution, cause, slurm_state.reason(state), {"kind": "slurm", "job": identity})
     finally:
         os.close(lock)
-    if passing and tries < execution.limits.retries:
-        watch.again[request] = tries + 1
+    if goes_on or (cause in outcomes.TRANSIENT and tries < execution.limits.retries):
+        watch.again[request] = tries + (not goes_on)
         say(f"{execution.label}: submitted again after: {slurm_state.reason(state)}")
         watch.lost.append(execution)
         return

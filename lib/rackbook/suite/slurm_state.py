@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+import time
 
 from rackbook.errors import RackbookError
 from rackbook.suite import outcomes
@@ -31,12 +33,22 @@ _MEANINGS = {
     outcomes.PREEMPTED: "the job was preempted and not queued again",
     outcomes.NODE: "the node failed",
     outcomes.TIME: "the job ran past its time limit; raise it with --time, or lower --per-job",
-    outcomes.MEMORY: "the job used more memory than it was given; raise mem_gib in [slurm]",
+    outcomes.MEMORY: "the job used more memory than it was given; raise memory_gib, or mem_gib in [slurm]",
     outcomes.KILLED: "the job ended without a result",
 }
 
 _PATIENCE = frozenset({"None", "Priority", "Resources", "Dependency", "BeginTime", "JobArrayTaskLimit", "Cleaning"})
 _ANSWER_S = 60
+
+_OUTAGE_S = 600.0
+"""How long a controller that does not answer is asked again: it is restarted, or overloaded, now and then."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_LARGEST_ARRAY = 1001  # Slurm's own default
+
+
+class _NoAnswerError(RackbookError):
+    """Slurm is there and does not answer, or complains."""
 
 
 def states(name: str) -> dict[int, str]:
@@ -46,10 +58,10 @@ def states(name: str) -> dict[int, str]:
         name: the jobs' name, which no other submission has.
 
     Raises:
-        RackbookError: the controller does not answer.
+        RackbookError: the controller does not answer for minutes.
     """
     found: dict[int, str] = {}
-    for line in _lines("squeue", "-h", "-r", "--states=all", f"--name={name}", "-o", "%K|%T"):
+    for line in _asked("squeue", "-h", "-r", "--states=all", f"--name={name}", "-o", "%K|%T"):
         place, state = line.split("|")
         found[int(place) if place.isdigit() else 0] = state
     return found
@@ -57,14 +69,23 @@ def states(name: str) -> dict[int, str]:
 
 def obstacles(name: str) -> set[str]:
     """Why jobs are waiting, where that is more than a matter of time: a limit, a hold, a node that is down."""
-    lines = _lines("squeue", "-h", "--states=PENDING", f"--name={name}", "-o", "%r")
+    lines = _asked("squeue", "-h", "--states=PENDING", f"--name={name}", "-o", "%r")
     return {line for line in lines if line not in _PATIENCE}
 
 
 def job_of(name: str) -> str | None:
     """Slurm's id of the array with this name; None if the controller does not know it."""
-    lines = _lines("squeue", "-h", "-r", "--states=all", f"--name={name}", "-o", "%F")
+    lines = _asked("squeue", "-h", "-r", "--states=all", f"--name={name}", "-o", "%F")
     return lines[0] if lines else None
+
+
+def largest_array() -> int:
+    """Most jobs that one array can have."""
+    for line in _asked("scontrol", "show", "config"):
+        key, _, value = line.partition("=")
+        if key.strip() == "MaxArraySize" and value.strip().isdigit():
+            return max(1, int(value))  # 0 means no arrays; the last place is one less than it
+    return _LARGEST_ARRAY
 
 
 def remembered(name: str) -> dict[int, str]:
@@ -91,6 +112,20 @@ def reason(state: str) -> str:
     return f"Slurm: {_MEANINGS[cause(state)]} ({state})"
 
 
+def _asked(*command: str) -> list[str]:
+    """What the controller says; asked again for some minutes if it does not answer."""
+    end, pause = time.monotonic() + _OUTAGE_S, _FIRST_PAUSE_S
+    while True:
+        try:
+            return _lines(*command)
+        except _NoAnswerError as problem:
+            if time.monotonic() + pause > end:
+                raise
+            print(f"{problem}; asked again in {pause:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
 def _lines(*command: str) -> list[str]:
     try:
         done = subprocess.run(  # noqa: S603 - a fixed program, arguments as a list
@@ -99,7 +134,7 @@ def _lines(*command: str) -> list[str]:
     except FileNotFoundError:
         raise RackbookError(f"{command[0]}: not found; is Slurm installed on this machine?") from None
     except subprocess.TimeoutExpired:
-        raise RackbookError(f"{command[0]}: no answer within {_ANSWER_S} s") from None
+        raise _NoAnswerError(f"{command[0]}: no answer within {_ANSWER_S} s") from None
     except subprocess.CalledProcessError as problem:
-        raise RackbookError(f"{command[0]}: {problem.stderr.strip() or problem}") from None
+        raise _NoAnswerError(f"{command[0]}: {problem.stderr.strip() or problem}") from None
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]

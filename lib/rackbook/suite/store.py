@@ -35,6 +35,9 @@ FORMAT = 1
 
 NOTEBOOK, CHARTS, FILES, RESULT = "notebook.ipynb", "charts", "files", "result.json"
 
+OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+"""Errors that every further execution would meet, too; any other one is about the files of one execution."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -146,12 +149,13 @@ class Store:
             Folder of the result: among the executions if it succeeded, otherwise among the attempts.
 
         Raises:
-            OSError: the disk is full, or fails; the attempt is undone.
+            OSError: the disk is full, or fails, or a file of the execution cannot be read; the attempt is undone.
             DataError: it is said to have succeeded, and its kernel left no trace; nothing has changed.
         """
         listed = None
         if outcome.succeeded:
             listed = manifest(trace, execution.notebook, execution.parameters, self.digests, attempt.started)
+        judged = artefacts.verdicts(load_json(attempt.folder / NOTEBOOK)) or [] if outcome.succeeded else []
         record: dict[str, Any] = {
             "format": FORMAT,
             "request": execution.request,
@@ -163,7 +167,8 @@ class Store:
             "attempt": attempt.number,
             "started_at": datetime.fromtimestamp(attempt.started, UTC).isoformat(timespec="seconds"),
             "executor": executor,
-            "verdicts": _verdict_counts(attempt.folder / NOTEBOOK) if outcome.succeeded else {},
+            "verdicts": _counts(judged),
+            "claims": [{name: claim[key] for name, key in _CLAIM.items()} for claim in judged],
             "outcome": _told_once(outcome),
         }
         try:
@@ -227,8 +232,15 @@ def _told_once(outcome: Outcome) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in ("notebook", "parameters", "given", "task")}
 
 
-def _verdict_counts(notebook: Path) -> dict[str, int]:
-    words = [record["verdict"] for record in artefacts.verdicts(load_json(notebook)) or []]
+_CLAIM = {
+    "claim": "id", "statement": "statement", "published": "value", "found": "found", "tolerance": "tolerance",
+    "unit": "unit", "basis": "basis", "verdict": "verdict",
+}  # fmt: skip
+"""What a result keeps of each claim, by its name in the record of a verdict."""
+
+
+def _counts(judged: list[dict[str, Any]]) -> dict[str, int]:
+    words = [claim["verdict"] for claim in judged]
     return {word: words.count(word) for word in sorted(set(words))}
 
 
@@ -252,7 +264,8 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):  # a pipe would never open
+            _sync(path)
     _sync(folder)
 
 

@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from rackbook.errors import RackbookError
-from rackbook.locations import shown
+from rackbook.locations import runs_home, shown
 from rackbook.suite import job, slurm_state
 from rackbook.suite.executions import Execution
 from rackbook.suite.store import Store
 
 SPARE_MIN = 5
 """Minutes of a job beside the time limits of its executions: starts, charts, writing."""
+
+SPARE_GIB = 1.0
+"""Memory of a job beside the limit of its execution: the runner, its worker, the pictures."""
+
+_MAX_JOBS = 256  # submitit's default
 
 FILE = "submission.json"
 
@@ -104,23 +109,37 @@ def adopted(results: Store, wanted: Container[str]) -> list[Submission]:
 def submit(
     executions: Sequence[Execution], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
 ) -> list[Submission]:
-    """Submit executions, those with the same needs as one array."""
-    groups: dict[tuple[Any, ...], list[Execution]] = {}
+    """Submit executions, those with the same needs as one array, or as several that each have the size Slurm allows."""
+    groups: dict[tuple[Any, ...], list[list[Execution]]] = {}
     for e in executions:
-        groups.setdefault((e.limits.gpus, e.limits.timeout_s, e.limits.memory_gib), []).append(e)
-    return [_submit_array(group, results, options, name, say) for group in groups.values()]
+        needs = (e.limits.gpus, e.limits.timeout_s, e.limits.memory_gib, bool(e.limits.exclusive))
+        chunks = groups.setdefault(needs, [[]])
+        if len(chunks[-1]) == options.get("per_job", 1):
+            chunks.append([])
+        chunks[-1].append(e)
+    found, most = [], slurm_state.largest_array() if groups else 0
+    for chunks in groups.values():
+        parts = in_parts(chunks, most)
+        at_once = math.ceil(options.get("max_jobs", _MAX_JOBS) / len(parts))
+        found += [_submit_array(part, results, options | {"max_jobs": at_once}, name, say) for part in parts]
+    return found
+
+
+def in_parts(chunks: list[Any], most: int) -> list[list[Any]]:
+    """Cut a list into as few parts as possible, none longer than ``most``, their lengths as equal as can be."""
+    count, size = math.ceil(len(chunks) / most), len(chunks)
+    return [chunks[size * place // count : size * (place + 1) // count] for place in range(count)]
 
 
 def _submit_array(
-    executions: list[Execution], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
+    chunks: list[list[Execution]], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
 ) -> Submission:
     try:
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
     except ModuleNotFoundError:
         raise RackbookError("--executor slurm needs submitit: pip install 'rackbook[slurm]'") from None
-    per_job = options.get("per_job", 1)
-    chunks = [executions[i : i + per_job] for i in range(0, len(executions), per_job)]
+    executions = [execution for chunk in chunks for execution in chunk]
     identity = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     folder = results.out / "slurm" / identity
     folder.mkdir(parents=True)
@@ -129,6 +148,7 @@ def _submit_array(
         tasks.append(folder / f"task-{number}.json")
         content = {
             "out": str(results.out),
+            "runs": str(runs_home()),
             "local_dir": options.get("local_dir"),
             "executions": [job.as_record(execution) for execution in chunk],
         }
@@ -165,13 +185,19 @@ def _parameters(executions: Sequence[Execution], options: dict[str, Any], name: 
         key: options[key] for key in ("partition", "account", "qos", "constraint", "cpus_per_task") if key in options
     }
     memory_gib = options.get("mem_gib")
+    if memory_gib is None and limits.memory_gib is not None:
+        memory_gib = limits.memory_gib + SPARE_GIB
+    memory = None if memory_gib is None else f"{math.ceil(memory_gib * 1024)}M"
+    if limits.exclusive and memory is None:
+        memory = "0"  # Slurm's word for all that the node has
     return found | {
         "job_name": name,
         "nodes": nodes,
         "gpus_per_node": per_node or None,
-        "mem": None if memory_gib is None else f"{math.ceil(memory_gib * 1024)}M",
+        "mem": memory,
+        "exclusive": True if limits.exclusive else None,
         "time": options.get("time_min") or math.ceil(limits.timeout_s * options.get("per_job", 1) / 60) + SPARE_MIN,
-        "array_parallelism": options.get("max_jobs", 256),
+        "array_parallelism": options["max_jobs"],
         "use_srun": False,  # a live notebook itself spreads over the nodes, with srun from the first one
         "stderr_to_stdout": True,
         "additional_parameters": {"requeue": True},

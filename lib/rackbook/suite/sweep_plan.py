@@ -16,13 +16,21 @@ LIVE = ("source", "measure")
 RECIPE = "recipe"
 """The parameter of a live notebook that says which recipe; without it the cluster's own counts."""
 
+SERVERS = "base_url"
+"""The parameter of a live notebook that names servers which run already; they are measured instead of the cluster."""
+
+_THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
+
+_MARGIN = 2.0
+"""A measurement is ended when it takes so many times what its plan says: the minutes of a plan are estimates."""
+
 
 @dataclass(frozen=True)
 class Step:
     """One execution in the plan.
 
     Attributes:
-        execution: with the GPUs that its plan wants, where that is known.
+        execution: with the GPUs, the time and the exclusive use that its plan wants, where that is known.
         done: whether it is complete.
         gpu_minutes: estimate of the GPU time; None where there is nothing to estimate it from.
         note: where the estimate comes from.
@@ -87,15 +95,24 @@ def _step(execution: Execution, done: bool) -> Step:
             return Step(execution, done, 0.0, "")
         most = execution.limits.gpus * execution.limits.timeout_s / 60
         return Step(execution, done, most, "at most: GPUs × time limit")
+    if servers := execution.parameters.get(SERVERS):
+        is_here = any(name in servers for name in _THIS_MACHINE)
+        limits = replace(execution.limits, exclusive=MACHINE if is_here else f"{ELSEWHERE}{servers}")
+        return Step(replace(execution, limits=limits), done, None, f"live, at {servers}")
     plan = _plan(execution)
     if plan is None:
-        limits = replace(execution.limits, exclusive="" if execution.limits.gpus else MACHINE)
-        minutes = None if execution.limits.gpus else 0.0
+        limits = replace(execution.limits, exclusive=MACHINE)
+        minutes = None if limits.gpus else 0.0
         return Step(replace(execution, limits=limits), done, minutes, "live, no plan for this notebook")
     cluster = execution.parameters[CLUSTER]
-    exclusive = f"{ELSEWHERE}{cluster}" if plan.cluster.launcher.kind != "local" else "" if plan.num_gpus else MACHINE
-    limits = replace(execution.limits, gpus=max(plan.num_gpus, execution.limits.gpus), exclusive=exclusive)
-    return Step(replace(execution, limits=limits), done, plan.gpu_minutes, f"on {cluster}")
+    limits = replace(
+        execution.limits,
+        gpus=max(plan.num_gpus, execution.limits.gpus),
+        timeout_s=max(_MARGIN * plan.minutes * 60, execution.limits.timeout_s),
+        exclusive=MACHINE if plan.cluster.launcher.kind == "local" else f"{ELSEWHERE}{cluster}",
+    )
+    note = f"on {cluster}, ended after {limits.timeout_s / 60:.0f} min"
+    return Step(replace(execution, limits=limits), done, plan.gpu_minutes, note)
 
 
 def _plan(execution: Execution) -> Any:

@@ -16,9 +16,7 @@ from rackbook.locations import shown
 from rackbook.suite import parameters
 from rackbook.suite.executions import SEED, Execution, Limits
 from rackbook.suite.notebooks import Kind, Notebook, select
-
-CLUSTER = "cluster"
-"""The parameter of a live notebook that says where to measure."""
+from rackbook.suite.parameters import CLUSTER
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,59}")
 """Files are called by it."""
