@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -20,6 +21,20 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Print(_Entry, Generic[T]):
+    """One number as one source prints it.
+
+    Attributes:
+        value: the number.
+        source: id of a registered source.
+        locator: words by which the value is found in a report, or the section of an outside source.
+    """
+
+    value: T
+    source: str
+    locator: str
+
+
 class Fact(_Entry, Generic[T]):
     """One number, or one short list of numbers, of one source.
 
@@ -28,6 +43,7 @@ class Fact(_Entry, Generic[T]):
         unit: of the value.
         source: id of a registered source; None while the value is missing.
         locator: words by which the value is found in a report, or the section of an outside source.
+        also: the same number as other sources print it; theirs may differ.
         note: what qualifies the value.
         missing_reason: why the value is missing.
     """
@@ -36,20 +52,24 @@ class Fact(_Entry, Generic[T]):
     unit: str
     source: str | None = None
     locator: str | None = None
+    also: Annotated[tuple[Print[T], ...], Field(strict=False)] = ()
     note: str = ""
     missing_reason: str = ""
 
     @model_validator(mode="after")
     def _has_origin_or_reason(self) -> Fact[T]:
         if self.value is None:
-            if not self.missing_reason or self.source or self.locator:
+            if not self.missing_reason or self.source or self.locator or self.also:
                 raise ValueError("a missing value needs a missing_reason, and neither source nor locator")
             return self
         if self.missing_reason:
             raise ValueError("a value that is there has no missing_reason")
         if not self.source or not self.locator:
             raise ValueError("a value needs source and locator")
-        published.source(self.source)
+        for key in (keys := [self.source, *(other.source for other in self.also)]):
+            published.source(key)
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"each source prints a value once, got {', '.join(keys)}")
         return self
 
     @property
@@ -62,6 +82,13 @@ class Fact(_Entry, Generic[T]):
         if self.value is None:
             raise DataError(f"a value in {self.unit} is missing: {self.missing_reason}")
         return self.value
+
+    def elsewhere(self, source: str) -> Print[T] | None:
+        """The first print of this number in a source other than the given one; None where there is none."""
+        if self.value is None:
+            return None
+        own = Print(value=self.value, source=self.source, locator=self.locator)
+        return next((one for one in (own, *self.also) if one.source != source), None)
 
 
 class Attention(_Entry):
@@ -291,6 +318,16 @@ def prices(name: str) -> Prices:
 def names(folder: Literal["models", "hardware", "prices"]) -> tuple[str, ...]:
     """What the catalog holds of one kind, sorted."""
     return tuple(sorted(path.stem for path in (DATA / folder).glob("*.toml")))
+
+
+def facts(record: BaseModel, path: str = "") -> Iterator[tuple[str, Fact[Any]]]:
+    """Every fact of a record by its path, e.g. ``attention.replay_tokens``, in the order of the record."""
+    for name in type(record).model_fields:
+        value = getattr(record, name)
+        if isinstance(value, Fact):
+            yield f"{path}{name}", value
+        elif isinstance(value, BaseModel):
+            yield from facts(value, f"{path}{name}.")
 
 
 @cache

@@ -11,16 +11,6 @@ MODEL = "deepseek-v4.1-flash"
 GIB = 2**30
 
 
-def facts(record, path=""):
-    """Every fact in a record, by its path."""
-    for name in type(record).model_fields:
-        value = getattr(record, name)
-        if isinstance(value, Fact):
-            yield f"{path}{name}", value
-        elif hasattr(type(value), "model_fields"):
-            yield from facts(value, f"{path}{name}.")
-
-
 def all_records():
     kinds = {"models": catalog.model, "hardware": catalog.hardware, "prices": catalog.prices}
     return [(f"{folder}/{name}", read(name)) for folder, read in kinds.items() for name in catalog.names(folder)]
@@ -80,7 +70,7 @@ MODEL_NUMBERS = {
 
 
 def test_the_model_has_the_printed_numbers():
-    assert {path: fact.value for path, fact in facts(catalog.model(MODEL))} == MODEL_NUMBERS
+    assert {path: fact.value for path, fact in catalog.facts(catalog.model(MODEL))} == MODEL_NUMBERS
 
 
 def test_the_numbers_of_the_model_fit_each_other():
@@ -121,6 +111,23 @@ def test_the_hardware_has_the_stated_numbers_and_a_reason_for_the_others(name, b
     assert gpu.name == name.upper()
 
 
+def test_a_number_that_several_sources_print_is_looked_up_in_another_one():
+    assert catalog.model(MODEL).experts.top_k.elsewhere("S1").source == "S2"
+    assert catalog.model(MODEL).experts.top_k.elsewhere("S2").source == "S1"
+    assert catalog.model(MODEL).draft.top_k.elsewhere("S1").source == "vllm-recipe"
+    assert catalog.model(MODEL).hidden_size.elsewhere("vllm-recipe") is None
+    assert catalog.hardware("h200").hbm_gb.elsewhere("S1") is None
+    other = {"value": 7, "source": "S2", "locator": "seven"}
+    fact = Fact[int](value=6, unit="experts", source="S1", locator="six", also=[other])
+    assert (fact.elsewhere("S1").value, fact.elsewhere("S2").value) == (7, 6), "they may differ"
+    with pytest.raises(ValueError, match="each source prints a value once, got S2, S2"):
+        Fact[int](value=6, unit="experts", source="S2", locator="six", also=[other])
+    with pytest.raises(ValueError, match="unknown source: got 'S7'"):
+        Fact[int](value=6, unit="experts", source="S1", locator="six", also=[other | {"source": "S7"}])
+    with pytest.raises(ValueError, match="a missing value needs a missing_reason, and neither source nor locator"):
+        Fact[int](unit="experts", missing_reason="not printed", also=[other])
+
+
 def test_arithmetic_on_a_missing_number_is_refused_with_the_reason():
     with pytest.raises(DataError, match="a value in GB is missing: no source of this project gives it"):
         _ = catalog.hardware("h200").hbm_gb.known
@@ -143,13 +150,15 @@ def test_the_prices_double_in_peak_hours():
 
 def test_every_quote_of_the_reports_stands_in_them(source_texts):
     quoted = [
-        (where, path, fact)
+        (where, path, quote)
         for where, record in all_records()
-        for path, fact in facts(record)
-        if fact.source in source_texts
+        for path, fact in catalog.facts(record)
+        for quote in (fact, *fact.also)
+        if quote.source in source_texts
     ]
     assert len(quoted) > 10
-    assert [(where, path) for where, path, fact in quoted if source_texts[fact.source].count(fact.locator) != 1] == []
+    wrong = [(where, path) for where, path, quote in quoted if source_texts[quote.source].count(quote.locator) != 1]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +212,7 @@ def test_a_misspelt_name_lists_the_valid_ones(lookup, name, message):
             "hardware/gb300",
             "value = 288",
             "valu = 288",
-            "field hbm_gb.valu: unknown key: got 'valu', allowed: locator, missing_reason, note, ",
+            "field hbm_gb.valu: unknown key: got 'valu', allowed: also, locator, missing_reason, note, ",
         ),
         (
             Hardware,

@@ -87,6 +87,14 @@ def test_verdicts(evidence):
     assert verdicts["step_64k_ms"] == "open"
 
 
+def test_a_ratio_of_contexts_is_explained_by_contexts(evidence):
+    notes = {v.claim.id.split(".")[1]: v.finding.note for v in experiment.CHECKS.judge(evidence)}
+    for name in ("context_growth", "context_growth_derived"):
+        assert notes[name] == "855K ÷ 128K tokens of context"
+        assert notes[name.replace("growth", "growth_over_sweep")] == "855K ÷ 64K tokens of context"
+    assert notes["latency_growth_ms"] == "9.53 ms against 8.93 ms"
+
+
 def test_charts(evidence, tmp_path):
     spec = check_chart(
         step_time.step_time_by_context(evidence.points, evidence.curve, subtitle="GB300"), name="step_time_by_context"

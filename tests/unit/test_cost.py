@@ -216,7 +216,8 @@ def test_own_prices_and_mix():
     evidence = experiment.collect(params)
     assert evidence.mix["usd_per_gpu_hour"].to_list() == pytest.approx([3.6 * 2.0] * 2)
     assert evidence.weekly["usd_per_gpu_hour"].to_list() == pytest.approx([7.2] * 3)
-    assert evidence.prices["source"].unique().to_list() == ["parameters"]
+    assert evidence.prices.select("origin", "source").unique().rows() == [("modelled", "parameters")]
+    assert experiment.collect(experiment.Params()).prices["origin"].unique().to_list() == ["published"]
     assert evidence.line["source"].unique().to_list() == ["parameters+parameters"]
 
 

@@ -369,8 +369,25 @@ def test_claims_are_judged_at_the_published_setting(evidence):
     assert judged["recovered_draft_percent"].verdict == "consistent"
     assert judged["eplb_interval_steps"].verdict == "consistent"
     assert judged["slots_per_rank"].finding.found == 13
-    for name in ("target_without_eplb", "draft_with_eplb", "target_top_k"):
+    for name in ("target_without_eplb", "draft_with_eplb", "redundant_experts_dep16"):
         assert judged[name].verdict == "open"
+        assert judged[name].settlement.needs, "an open claim says what would settle it"
+
+
+def test_a_second_print_of_a_number_is_consistent(evidence):
+    judged = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
+    assert judged["target_top_k"].verdict == judged["draft_top_k"].verdict == "consistent"
+    assert judged["target_top_k"].finding.note == "printed by S2 as well"
+    assert judged["draft_top_k"].finding.note == "printed by vllm-recipe as well"
+
+
+def test_the_drafters_experts_follow_from_its_weights(evidence):
+    judged = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
+    # the target's 40 × 384 experts share 557.2 − 14 billion weights, the draft's 14
+    experts = 14 * 40 * 384 / (557.2 - 14)
+    assert judged["draft_stages"].finding.found == pytest.approx(experts / 128)
+    assert judged["draft_routed_experts"].finding.found == pytest.approx(experts / 3)
+    assert judged["draft_stages"].verdict == judged["draft_routed_experts"].verdict == "consistent"
 
 
 def test_sources_that_disagree_on_a_setting_leave_it_open(evidence):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackbook.errors import DataError, ParameterError
-from rackbook.hostwork import block_tables, burst_costs, kv_rows, prompt_copies
+from rackbook.hostwork import block_tables, burst_costs, kv_rows, prompt_copies, sampling
 from rackbook.hostwork.foreign_load import Watch
 from rackbook.hostwork.sampling import interleaved
 from rackbook.models.growth_fit import LINEAR, LOGARITHMIC, compare_growth
@@ -331,6 +331,18 @@ def test_the_counts_of_this_system_grow_with_our_own_work():
     assert after.busy_s - before.busy_s >= 0.2
 
 
+def test_short_work_is_repeated_until_the_clock_does_not_count(monkeypatch):
+    now, calls = [0], []
+
+    def work():
+        calls.append(None)
+        now[0] += 50_000 if len(calls) > 1 else 40_000
+
+    monkeypatch.setattr(sampling.time, "thread_time_ns", lambda: now[0])
+    assert sampling.cpu_us(work) == pytest.approx(50), "the first call only tells how often to repeat"
+    assert len(calls) == 1 + 200_000 // 40_000
+
+
 # ── bursts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -349,9 +361,13 @@ def test_a_burst_on_one_rank_makes_the_others_wait_for_all_of_its_work():
     assert rows["all 3", "none"]["step_max_ms"] == pytest.approx(14)
 
 
-def sweep(rows):
+def sweep(rows, spread=0.0):
     names = ("arrivals", "admission_cost", "cap", "step_max_ms", "delay_p99_ms", "num_waiting")
-    return pl.DataFrame([("one by one", "before", *row) for row in rows], schema=names, orient="row")
+    table = pl.DataFrame([("one by one", "before", *row) for row in rows], schema=names, orient="row")
+    half = spread / 2
+    return table.with_columns(
+        delay_p99_low_ms=pl.col("delay_p99_ms") - half, delay_p99_high_ms=pl.col("delay_p99_ms") + half
+    )
 
 
 def test_the_best_cap_admits_soonest_among_those_that_keep_the_limit():
@@ -367,6 +383,12 @@ def test_the_best_cap_admits_soonest_among_those_that_keep_the_limit():
 def test_of_caps_that_admit_equally_soon_the_loosest_is_best():
     table = sweep([("2", 20.0, 400.0, 0), ("4", 20.0, 400.0, 0), ("none", 20.0, 400.0, 0)])
     assert burst_costs.best_caps(table, 25)["best_cap"].to_list() == ["none"]
+
+    # the shortest delay is that of a cap of 2, but no further from the next than two repeats are
+    table = sweep([("1", 15.0, 450.0, 0), ("2", 20.0, 400.0, 0), ("4", 22.0, 409.0, 0), ("none", 24.0, 411.0, 0)], 10.0)
+    assert burst_costs.best_caps(table, 25)["best_cap"].to_list() == ["4"]
+    table = sweep([("1", 15.0, None, 0), ("none", 15.0, None, 0)])
+    assert burst_costs.best_caps(table, 25)["best_cap"].to_list() == ["none"], "nobody arrived"
 
 
 def trace(rows):

@@ -13,6 +13,7 @@ from rackbook.charts import step_accounts
 from rackbook.cli import main
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import cpu_overhead as experiment
+from rackbook.experiments import cpu_overhead_load as load
 from rackbook.hostwork import foreign_load, growth_verdicts, measured, recording
 from rackbook.hostwork.ranks.member import ALGORITHMS
 from rackbook.models.host_accounts import account_of_pair
@@ -21,13 +22,13 @@ from rackbook.models.step_account import Pair
 MACHINE = {"cpu": "a processor", "usable_cores": 2.0, "load_1min": 0.0, "packages": {"numpy": "2.4"}}
 
 
-def all_reduce(name, num_ranks, *, cores=2, ms=None, waits=None):
+def all_reduce(name, num_ranks, *, cores=2, ms=None, waits=None, cpu_us=None):
     return {
         "all_reduce": name, "num_ranks": num_ranks, "num_hosts": 1, "num_cores": cores, "pinned": num_ranks <= cores,
         "oversubscribed": num_ranks > cores, "num_values": 7 * num_ranks, "sync_p50_ms": ms or 1.0 * num_ranks,
         "sync_low_ms": None, "sync_high_ms": None, "sync_p99_ms": 2.0 * (ms or num_ranks),
-        "cpu_us_per_rank": 10.0 * num_ranks, "waits_per_rank": waits or 1.0 + math.log2(num_ranks), "num_repeats": 9,
-        "num_samples": 200, "tight": True, "missing_reason": "interval: not here",
+        "cpu_us_per_rank": cpu_us or 10.0 * num_ranks, "waits_per_rank": waits or 1.0 + math.log2(num_ranks),
+        "num_repeats": 9, "num_samples": 200, "tight": True, "missing_reason": "interval: not here",
     }  # fmt: skip
 
 
@@ -62,6 +63,14 @@ def stored(tmp_path):
 
 GLOO = "Gloo all-reduce"
 POWERS = (2, 4, 8, 16, 32)
+SHARING = (4, 8, 16, 32, 64)
+"""Powers of two above the two cores."""
+
+
+def controls(ring=lambda n: 2.0 * n - 2, doubling=math.log2):
+    """The all-reduces of known growth, with their waits; the CPU time of both is linear, which is wrong for one."""
+    laws = {"ring over sockets": ring, "doubling over sockets": doubling}
+    return [all_reduce(name, n, waits=waits(n)) for name, waits in laws.items() for n in SHARING]
 
 
 # ── growth ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,15 +86,67 @@ def test_with_a_core_for_each_rank_the_times_decide(stored):
     assert growth_verdicts.linear_growth(run, GLOO).found is False
 
 
-def test_with_more_ranks_than_cores_the_waits_decide_and_the_times_do_not(stored):
-    rows = [all_reduce(GLOO, n, ms=0.1 + math.log2(n), waits=7.0 * n) for n in (*POWERS, 64)]
+def test_with_more_ranks_than_cores_a_count_decides_that_names_both_controls(stored):
+    rows = [all_reduce(GLOO, n, ms=0.1 + math.log2(n), waits=7.0 * n) for n in SHARING]
+    found = growth_verdicts.linear_growth(stored(all_reduces=rows + controls()), GLOO)
+    assert (found.found, found.basis) == (True, "measured"), "not the times, which are logarithmic here"
+    assert "more ranks than cores, 4, 8, 16, 32, 64 ranks: waits in an all-reduce per rank α + β · n (" in found.note
+    assert "and names both controls" in found.note
+    rows = [all_reduce(GLOO, n) for n in SHARING]
+    assert growth_verdicts.linear_growth(stored(all_reduces=rows + controls()), GLOO).found is False
+
+
+WRONG_RING = "but ring over sockets, known to be α + β · n, reads α + β · log2 n ("
+WRONG_DOUBLING = "but doubling over sockets, known to be α + β · log2 n, reads α + β · n ("
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (controls(ring=lambda n: 1 + math.log2(n)), WRONG_RING),
+        (controls(doubling=lambda n: 2.0 * n), WRONG_DOUBLING),
+        (
+            controls(ring=lambda n: {4: 1.8, 8: 3.3, 16: 6.4, 32: 8.7, 64: 14.5}[n]),
+            "but ring over sockets, known to be α + β · n, reads cannot tell (",
+        ),
+        ([], "but ring over sockets was not measured on enough ranks and doubling over sockets was not measured"),
+    ],
+)
+def test_a_count_that_misreads_a_control_decides_nothing(stored, known, words):
+    rows = [all_reduce(GLOO, n, waits=7.0 * n) for n in SHARING]
+    found = growth_verdicts.linear_growth(stored(all_reduces=rows + known), GLOO)
+    assert found.found is None
+    assert words in found.note
+    assert found.note.endswith("it takes a core per rank, where the time itself decides")
+
+
+def test_counts_that_disagree_decide_nothing(stored):
+    both = [all_reduce("ring over sockets", n, waits=2.0 * n, cpu_us=9.0 * n) for n in SHARING]
+    both += [all_reduce("doubling over sockets", n, waits=math.log2(n), cpu_us=9 * math.log2(n)) for n in SHARING]
+    rows = [all_reduce(GLOO, n, waits=7.0 * n, cpu_us=5 * math.log2(n)) for n in SHARING]
+    found = growth_verdicts.linear_growth(stored(all_reduces=rows + both), GLOO)
+    assert found.found is None
+    assert found.note.count("and names both controls") == 2
+    agreeing = [all_reduce(GLOO, n, waits=7.0 * n, cpu_us=5.0 * n) for n in SHARING]
+    assert growth_verdicts.linear_growth(stored(all_reduces=agreeing + both), GLOO).found is True
+
+
+def test_waits_and_cpu_time_as_two_cores_gave_them_cannot_tell(stored):
+    measured_here = {  # waits and µs of CPU time of a rank, at 4 to 64 ranks
+        GLOO: ((27.9, 69.5, 132.8, 244.4, 418.9), (1168, 3606, 6367, 8377, 11025)),
+        "ring over sockets": ((1.81, 3.34, 6.36, 8.68, 14.5), (91.0, 175.7, 362.0, 662.0, 1221.9)),
+        "doubling over sockets": ((0.92, 1.52, 2.14, 3.0, 4.60), (40.6, 58.2, 92.2, 160.4, 262.2)),
+    }
+    rows = [
+        all_reduce(name, n, waits=waits, cpu_us=cpu_us)
+        for name, columns in measured_here.items()
+        for n, waits, cpu_us in zip(SHARING, *columns, strict=True)
+    ]
     found = growth_verdicts.linear_growth(stored(all_reduces=rows), GLOO)
-    assert found.found is True
-    assert "more ranks than cores, 4, 8, 16, 32, 64 ranks: waits in an all-reduce per rank" in found.note
-    assert (
-        growth_verdicts.linear_growth(stored(all_reduces=[all_reduce(GLOO, n) for n in (*POWERS, 64)]), GLOO).found
-        is False
-    )
+    assert found.found is None
+    assert "ring over sockets, known to be α + β · n, reads cannot tell (" in found.note
+    assert "cpu time of an all-reduce per rank α + β · log2 n (" in found.note, "the opposing fit is told"
+    assert WRONG_DOUBLING in found.note
 
 
 def test_a_time_that_falls_with_the_ranks_does_not_grow(stored):
@@ -101,8 +162,8 @@ def test_a_time_that_falls_with_the_ranks_does_not_grow(stored):
         ([all_reduce("ring over sockets", 4)], [], {}, "has no Gloo all-reduce: it was not asked for"),
         ([all_reduce(GLOO, n, waits=7.0 * n) for n in (2, 3, 4, 6, 8, 12)], [], {}, "too few numbers of ranks"),
         (
-            [all_reduce(GLOO, n, waits=w) for n, w in ((4, 10.0), (8, 17.0), (16, 26.0), (32, 40.0))],
-            [], {}, "cannot tell, α",
+            [all_reduce(GLOO, n, waits=w) for n, w in ((4, 10.0), (8, 17.0), (16, 26.0), (32, 40.0))] + controls(),
+            [], {}, "waits in an all-reduce per rank cannot tell (",
         ),
     ],
 )  # fmt: skip
@@ -217,7 +278,8 @@ LINE = (
 def test_a_log_gives_the_median_of_the_steps_that_only_decode(tmp_path):
     rows = [(0, 0, 4, 9.0), (1, 512, 4, 80.0), (0, 0, 4, 11.0), (0, 0, 4, 10.0), (1, 64, 0, 70.0)]
     path = tmp_path / "engine.log"
-    path.write_text("".join(LINE.format(i=i, c=c, t=t, g=g, ms=ms) for i, (c, t, g, ms) in enumerate(rows)))
+    lines = "".join(LINE.format(i=i, c=c, t=t, g=g, ms=ms) for i, (c, t, g, ms) in enumerate(rows))
+    path.write_bytes(b"a caf\xe9, not in UTF-8\n" + lines.encode())
     evidence = experiment.collect(experiment.Params(own_step=["6", str(path)]))
     own = evidence.accounts.filter(pl.col("account") == "your engine")
     assert parts(own)["engine step"] == (0, 10.0)
@@ -245,8 +307,8 @@ def test_an_own_step_that_cannot_be_read_is_refused(tmp_path, monkeypatch, conte
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(experiment, "WINDOW_S", 3.0)
-    monkeypatch.setattr(experiment, "REPEATS", 2)
+    monkeypatch.setattr(load, "WINDOW_S", 3.0)
+    monkeypatch.setattr(load, "REPEATS", 2)
 
 
 def test_the_measured_costs_drive_the_simulation(stored, short):
@@ -259,8 +321,12 @@ def test_the_measured_costs_drive_the_simulation(stored, short):
     assert evidence.best_caps.height == 2 * 4
 
 
-def test_arrivals_of_a_trace_keep_their_order_and_take_the_rate_of_the_load(realdata, short):
-    path = realdata / "traces" / "azure_code_head2000.csv"
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [("azure_code_head2000.csv", "Azure trace"), ("mooncake_conversation_head2000.jsonl", "Mooncake trace")],
+)
+def test_arrivals_of_a_trace_keep_their_order_and_take_the_rate_of_the_load(realdata, short, file, kind):
+    path = realdata / "traces" / file
     params = experiment.Params(trace_path=str(path), caps=[1], requests_per_s=50.0)
     sweep = experiment.collect(params).sweep
     assert sweep["arrivals"].unique(maintain_order=True).to_list() == [
@@ -269,7 +335,10 @@ def test_arrivals_of_a_trace_keep_their_order_and_take_the_rate_of_the_load(real
         "as in the trace",
     ]
     source = sweep.filter(pl.col("arrivals") == "as in the trace")["source"][0]
-    assert source.startswith("Azure trace azure_code_head2000.csv at 50 requests/s, the first ")
+    assert source.startswith(f"{kind} {file} at 50 requests/s, the first ")
+
+
+def test_a_trace_that_is_not_there_is_refused(short):
     with pytest.raises(ParameterError, match="trace_path: nowhere.csv: no such file"):
         _ = experiment.collect(experiment.Params(trace_path="nowhere.csv")).sweep
 
@@ -337,8 +406,8 @@ def test_the_command_refuses_what_the_notebook_refuses(capsys):
 @pytest.fixture(scope="module")
 def shown():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "WINDOW_S", 3.0)
-        patch.setattr(experiment, "REPEATS", 2)
+        patch.setattr(load, "WINDOW_S", 3.0)
+        patch.setattr(load, "REPEATS", 2)
         evidence = experiment.collect(experiment.Params(caps=[1, 8], own_step=["6", "9.5", "5"]))
         _ = evidence.best_caps
         yield evidence
@@ -377,13 +446,16 @@ def test_the_chart_of_copies_computes_its_title(shown):
     took = dict(at.select("copy_method", "copy_p50_ms").rows())
     ratio = took["list → int32, new memory"] / took["int32 → int32, reused memory"]
     assert f"costs {ratio:.0f} times a copy" in spec["title"]["text"]
+    ticks = spec["hconcat"][0]["layer"][0]["encoding"]["x"]["axis"]["values"]
+    assert 875_520 in shown.copies["prompt_tokens"]
+    assert ticks == [4096, 16_384, 65_536, 262_144, 1_048_576], "855K would run into 1024K"
 
 
 def test_the_other_charts(shown):
     spec = check_chart(charts.tables_and_rows(shown.tables, shown.rows, subtitle="x"), name="tables_and_rows")
     assert "times a packed region" in spec["title"]["text"]
     spec = check_chart(charts.cap_for_slo(shown.slo_sweep, shown.best_caps, subtitle="x"), name="cap_for_slo")
-    assert "no step above 50 ms" in spec["title"]["text"]
+    assert "no step above 50 ms; without a number: no cap" in spec["title"]["text"]
     spec = check_chart(step_accounts.step_accounts(shown.accounts, subtitle="x"), name="step_accounts")
     assert "4.83 ms came from outside the GPU" in spec["title"]["text"]
     assert len(spec["vconcat"]) == 3

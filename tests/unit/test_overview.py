@@ -63,6 +63,11 @@ def test_open_claims_are_grouped_by_what_settles_them(verdicts):
     assert claims.register().settlements["price_page"].needs[:20] in text
 
 
+def test_an_open_claim_that_no_run_settles_is_listed_with_its_reason():
+    text = experiment.open_claims(claims.Verdicts([verdict("cost.e", None), verdict("cost.f", None)]))
+    assert text.startswith("**no run settles these** — nothing here bears on it\n\n- Statement")
+
+
 def test_the_parameter_selects_what_is_listed(monkeypatch, verdicts):
     monkeypatch.setattr(experiment, "board", lambda: verdicts)
     evidence = experiment.collect(experiment.Params(verdicts=["open"]))

@@ -189,13 +189,23 @@ def test_verdicts_do_not_depend_on_the_parameters(evidence):
     assert experiment.CHECKS.judge(other).records() == experiment.CHECKS.judge(evidence).records()
 
 
+LAYERS = {
+    "replay_boundary_layer": 20, "kv_compressing_layers": 4, "model_layers": 40, "encoder_layers": 20,
+    "decoder_layers": 20, "sliding_window_tokens": 128,
+}  # fmt: skip
+
+
 def test_verdicts(evidence):
     verdicts = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
     unsettled = {name for name, verdict in verdicts.items() if verdict.verdict == "open"}
     assert unsettled == {
         "swa_replay_4k_percent", "swa_replay_32k_percent", "swa_replay_64k_percent", "engram_pages_percent",
-        "deepselect_percent", "total_low_percent", "before_64k", "after_64k",
+        "deepselect_percent", "total_low_percent", "before_64k", "after_64k", "index_compression", "indexer_latents",
+        "indexer_blocks", "indexer_block_latents",
     }  # fmt: skip
+    assert all(verdicts[name].settlement for name in unsettled), "an open claim says what would settle it"
+    found = {name: verdicts[name].finding.found for name in LAYERS}
+    assert found == LAYERS
     assert {v.verdict for name, v in verdicts.items() if name not in unsettled} == {"consistent"}
     assert verdicts["product_32k"].finding.found == pytest.approx(1.199 * 1.028 * 1.156)
     assert verdicts["full_index_layers"].finding.note.startswith(

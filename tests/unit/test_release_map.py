@@ -193,6 +193,14 @@ def test_verdicts_follow_from_the_map(evidence):
     assert verdicts["v0_32_0_lacks_62698"] == "open"
 
 
+def test_the_dates_of_releases_come_from_the_published_table(evidence, monkeypatch):
+    day = datetime.date(2026, 9, 10)
+    printed = {"S1": {"0.29.0": day}, "package-index": dict.fromkeys(("0.30.0", "0.31.0", "0.32.0", "0.33.0"), day)}
+    monkeypatch.setattr(experiment, "_printed_dates", printed.get)
+    verdicts = {v.claim.id.split(".")[1]: v.verdict for v in experiment.CHECKS.judge(evidence)}
+    assert {verdicts[f"v0_{minor}_0_date"] for minor in range(29, 34)} == {"refuted"}
+
+
 @pytest.mark.parametrize("bad", ["latest", "v", "0.3x"])
 def test_a_version_that_is_none(bad):
     with pytest.raises(ValidationError, match="is no version; allowed: e.g. 0.33.0, installed"):

@@ -146,9 +146,45 @@ def test_own_points_share_a_curve_of_their_own(tmp_path):
     assert "measured" in json.dumps(spec)
 
 
+def test_what_real_drafts_achieve_is_no_condition_and_a_length_that_is_set_is(tmp_path):
+    rows = [
+        own_row(1000.0, 50.0, 8) | {"acceptance_length": 3.1},
+        own_row(2000.0, 40.0, 16) | {"acceptance_length": 2.9},
+        own_row(2500.0, 30.0, 32) | {"acceptance_length": None, "missing_reason": "no TTFT, no acceptance"},
+    ]
+    path = own_file(tmp_path, rows)
+
+    def own(**more):
+        points = experiment.collect(experiment.Params(own_points_path=path, **more)).points
+        return points.filter(pl.col("source") == "run-1")
+
+    assert own()["curve"].n_unique() == 1
+    assert own()["acceptance_length"].to_list() == [3.1, 2.9, None], "what was measured is shown as it is"
+    assert own(own_acceptance="synthetic")["curve"].n_unique() == 3
+    assert own(own_acceptance="synthetic", may_differ=["acceptance_length"])["curve"].n_unique() == 1
+
+
+def test_own_file_as_a_spreadsheet_writes_it(tmp_path):
+    rows = [own_row(1000.0, 50.0, 8), own_row(2000.0, 40.0, 16)]
+    plain = experiment.collect(experiment.Params(own_points_path=own_file(tmp_path, rows))).points
+    path = tmp_path / "own.csv"
+    frame = pl.read_csv(path)
+    kept = [name for name in reversed(frame.columns) if frame[name].null_count() < frame.height]
+    assert len(kept) < len(frame.columns)
+    header, *lines = frame.select(kept).write_csv().splitlines()
+    path.write_text("\n".join(["\ufeff" + header, lines[0], "", lines[1], "", ""]))
+    assert experiment.collect(experiment.Params(own_points_path=str(path))).points.equals(plain)
+    path.write_text("\n".join([header, lines[0], "", lines[1].replace("2000", "x")]))
+    with pytest.raises(DataError, match=r"own\.csv, row 4, column total_tok_per_s_per_gpu: got 'x\.0'"):
+        experiment.collect(experiment.Params(own_points_path=str(path)))
+
+
 def test_own_file_that_is_none(tmp_path):
-    with pytest.raises(DataError, match="no such file, expected a CSV with columns engine,"):
+    with pytest.raises(DataError, match="no such file; own_points_path names a CSV with columns engine,"):
         experiment.collect(experiment.Params(own_points_path=str(tmp_path / "absent.csv")))
+    (tmp_path / "own.csv").write_text("engin,hardware\n")
+    with pytest.raises(DataError, match="row 1: unknown column: got 'engin'.*Did you mean 'engine'"):
+        experiment.collect(experiment.Params(own_points_path=str(tmp_path / "own.csv")))
 
 
 def test_gpus_of_the_deployments(evidence):

@@ -1,5 +1,6 @@
 """Experiment 12: printed tables and their gaps, Little's law, CUDA graphs, the KV figures, charts."""
 
+import dataclasses
 import math
 
 import polars as pl
@@ -141,6 +142,18 @@ def test_a_higher_ceiling_covers_no_less(requests, prompt, output, length, ranks
         assert 0 <= covered(low) <= covered(high) <= 1 + 1e-9
 
 
+def test_a_wave_counts_with_the_tokens_that_its_steps_have():
+    one_step = MixedSteps(
+        requests_per_rank=4, prompt_tokens=100, output_tokens=10, tokens_per_step=1.0, draft_tokens=0,
+        max_step_tokens=8192, num_ranks=1,
+    )  # fmt: skip
+    assert one_step.covered_if_together(400) == 1
+    assert one_step.covered_if_together(399) == pytest.approx(10 / 11)
+    # 400 tokens in steps of 160, 160 and 80
+    three = dataclasses.replace(one_step, max_step_tokens=160)
+    assert [three.covered_if_together(n) for n in (160, 80, 79)] == pytest.approx([1, 11 / 13, 10 / 13])
+
+
 def test_a_step_too_small_to_decode_is_refused():
     with pytest.raises(ParameterError, match="max_step_tokens: got 1000, allowed: at least 1536"):
         MixedSteps(**STEPS | {"max_step_tokens": 1000})
@@ -271,6 +284,12 @@ def test_verdicts_do_not_depend_on_the_parameters(evidence):
         "ratio_at_least_2", "prefill_ratio", "kv_bytes_per_token", "kv_tokens_per_rank", "h200_kv_tokens",
     }  # fmt: skip
     assert verdicts["ratio_8k_1k"].verdict == "open"
+    assert verdicts["kv_bytes_per_token"].finding.note == "160 GiB ÷ 52 million tokens, both printed by S2"
+    assert verdicts["h200_kv_tokens"].finding.note == "38.5 GiB ÷ S1's 890 B per token"
+    assert verdicts["shared_experts"].finding.note == "printed by vllm-recipe as well"
+    assert verdicts["deepinfer_prefill_gpus"].finding.note == "EP4DP4, printed by S1"
+    assert verdicts["shared_experts"].verdict == verdicts["deepinfer_prefill_gpus"].verdict == "consistent"
+    assert all(v.settlement for v in verdicts.values() if v.verdict == "open"), "an open claim says what settles it"
     assert verdicts["weights_gib_per_gpu"].finding.found == pytest.approx(45.975)
     assert verdicts["memory_is_not_the_limit"].finding.found is True
     other = experiment.collect(experiment.Params(requests_per_rank=10, capture_tokens=[64], max_model_len=1))

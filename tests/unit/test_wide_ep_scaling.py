@@ -132,6 +132,7 @@ def test_floor_and_what_is_left_besides(evidence):
     assert rows[4]["hbm_floor_ms"] == pytest.approx(288.575 / (4 * 8))
     assert rows[4]["beside_read_ms"] == pytest.approx(13.4 - 288.575 / 32)
     assert rows[32]["beside_read_ms"] > rows[4]["beside_read_ms"], "b is shorter than the reading"
+    assert {row["origin"] for row in rows.values()} == {"modelled"}, "the floor is, also beside a printed time"
     assert rows[32]["hbm_use_percent"] == pytest.approx(100 * 288.575 / 256 / 6.0)
 
 
@@ -276,10 +277,12 @@ def test_frames_use_the_vocabulary(evidence):
 def test_verdicts_do_not_depend_on_the_parameters(evidence):
     verdicts = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
     assert {name for name, v in verdicts.items() if v.verdict == "open"} == {
-        "moe_dep4_ms", "moe_dep32_ms", "rest_ms", "draft_comm_offsets_gain",
+        "moe_dep4_ms", "moe_dep32_ms", "rest_ms", "draft_comm_offsets_gain", "hbm_tb_per_s", "h200_hbm_tb_per_s",
     }  # fmt: skip
     assert verdicts["fit_dep8_ms"].finding.basis == "modelled"
     assert verdicts["bandwidth_above_hbm"].finding.found is True
+    assert verdicts["replicated_gib_per_gpu_dep8"].finding.note.endswith("the checkpoint's parts leave 10.8 GiB")
+    assert verdicts["expert_checkpoint_gib"].finding.note == "557.2 billion entries at 4 bit"
     other = experiment.collect(experiment.Params(rest_ms=3.0, hardware="h200", ep_sizes=[2, 4]))
     assert experiment.CHECKS.judge(other).records() == experiment.CHECKS.judge(evidence).records()
 
@@ -310,6 +313,9 @@ def test_gain_chart_names_the_first_below(evidence):
 def test_roofline_chart_says_which_way(evidence):
     spec = check_chart(charts.moe_time_over_reading(evidence.roofline, subtitle="GB300"), name="moe_time_over_reading")
     assert "grows from 4.38 ms at DEP4 to 4.87 ms at DEP32" in spec["title"]["text"]
+    points = next(layer for layer in spec["layer"] if layer["mark"]["type"] == "point")
+    drawn = spec["datasets"][points["data"]["name"]]
+    assert [row["origin"] for row in drawn] == ["published", "modelled", "modelled", "published", "modelled"]
     fast = experiment.collect(experiment.Params(bandwidth_tb_per_s=9.0)).roofline
     assert "shrinks from" in charts.moe_time_over_reading(fast, subtitle="").to_dict()["title"]["text"]
 

@@ -237,7 +237,7 @@ def _statistic_by_cap(sweep: pl.DataFrame, what: str, published_cap: int) -> alt
         alt.layer(marked, spans, tails, data=sweep)
         .properties(width=300, height=220)
         .facet(row=alt.Row("arrivals:N", title=None, sort=["one by one", "partly in bursts"]), spacing=14)
-        .properties(title=_note("bar: median to longest, mark: P99"))
+        .properties(title=theme.note("bar: median to longest, mark: P99"))
     )
 
 
@@ -255,11 +255,7 @@ def _metric(group: pl.DataFrame, name: str) -> alt.LayerChart:
         text=alt.Text(f"{name}:Q", format=",.4~s" if group[name].max() >= 1e4 else ",.4~g"),
         color=alt.value(theme.INK),
     )
-    return alt.layer(stems, dots, numbers, width=200, height=alt.Step(34), title=_note(_LADDER[name]))
-
-
-def _note(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=10, fontWeight="normal", color=theme.MUTED, offset=2)
+    return alt.layer(stems, dots, numbers, width=200, height=alt.Step(34), title=theme.note(_LADDER[name]))
 
 
 def _row_title(group: pl.DataFrame, pr: int) -> alt.TitleParams:

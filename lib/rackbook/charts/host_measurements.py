@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import altair as alt
 import polars as pl
 
 from rackbook.charts import theme
 from rackbook.tables import require, title
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ALL_REDUCES = (
     "Gloo all-reduce", "ring over sockets", "doubling over Gloo", "doubling over sockets", "vLLM's all-reduce",
@@ -39,7 +44,7 @@ def all_reduce_times(points: pl.DataFrame, growth: pl.DataFrame, *, subtitle: st
     )  # fmt: skip
     require(growth, ("stage", "num_ranks", "dp_sync_ms", "origin", "source"), "all_reduce_times growth")
     published = growth.filter(pl.col("origin") == "published")
-    names = _present(points, "all_reduce", _ALL_REDUCES)
+    names = theme.drawn(points["all_reduce"], _ALL_REDUCES)
     x, y = _ranks_axis(points, published), theme.y("sync_p50_ms", scale=alt.Scale(type="log", nice=False, padding=12))
     color = theme.entity_color("all_reduce", names)
     shape = theme.origin_shape(["published", "measured"])
@@ -90,7 +95,7 @@ def waits_by_ranks(points: pl.DataFrame, fitted: pl.DataFrame, *, subtitle: str)
         ("all_reduce", "regime", "growth_law", "num_ranks", "waits_per_rank", "origin", "source", "formula"),
         "waits_by_ranks fitted",
     )
-    names = _present(points, "all_reduce", _ALL_REDUCES)
+    names = theme.drawn(points["all_reduce"], _ALL_REDUCES)
     color, shape = theme.entity_color("all_reduce", names), theme.origin_shape(["measured"])
     x = _ranks_axis(points)
     panels = []
@@ -139,13 +144,13 @@ def prompt_copy_times(copies: pl.DataFrame, published: pl.DataFrame, *, subtitle
         published, ("stage", "prompt_tokens", "admission_cpu_ms", "origin", "source"), "prompt_copy_times published"
     )
     printed = published.drop_nulls("admission_cpu_ms")
-    methods = _present(copies, "copy_method", _COPIES)
+    methods = theme.drawn(copies["copy_method"], _COPIES)
     color, shape = theme.entity_color("copy_method", methods), theme.origin_shape(["published", "measured"])
-    lengths = sorted({*copies["prompt_tokens"], *printed["prompt_tokens"]})
+    lengths = {*copies["prompt_tokens"], *printed["prompt_tokens"]}
     x = theme.x(
         "prompt_tokens",
         scale=alt.Scale(type="log", base=2, nice=False, padding=12),
-        axis=_thousands([n for n in lengths if n != 875_520]),
+        axis=_thousands(lengths),
     )
     low, high = copies["copy_p50_ms"].min(), max(copies["copy_p50_ms"].max(), printed["admission_cpu_ms"].max() or 0)
     y = theme.y("copy_p50_ms", scale=alt.Scale(type="log", nice=False, domain=[low / 1.5, high * 1.5]))
@@ -172,7 +177,7 @@ def prompt_copy_times(copies: pl.DataFrame, published: pl.DataFrame, *, subtitle
             .mark_text(dx=-9, align="right", color=theme.INK)
             .encode(x=x, y=alt.Y("admission_cpu_ms:Q"), text="stage:N"),
         ]  # fmt: skip
-        panels.append(alt.layer(*layers).properties(width=300, height=280, title=_note(f"{state} caches")))
+        panels.append(alt.layer(*layers).properties(width=300, height=280, title=theme.note(f"{state} caches")))
     return alt.hconcat(*panels, spacing=30).properties(
         name="prompt_copy_times", title=theme.headline(_copy_finding(copies), subtitle)
     )
@@ -197,17 +202,16 @@ def tables_and_rows(tables: pl.DataFrame, rows: pl.DataFrame, *, subtitle: str) 
         "tables_and_rows rows",
     )
     shape = theme.origin_shape(["measured"])
-    prompts = sorted(n for n in tables["prompt_tokens"].unique() if n != 875_520)
     log = alt.Scale(type="log", nice=False, padding=12)
     left = alt.Chart(tables).encode(
-        x=theme.x("prompt_tokens", scale=log, axis=_thousands(prompts)),
+        x=theme.x("prompt_tokens", scale=log, axis=_thousands(tables["prompt_tokens"])),
         y=theme.y("fill_p50_us", scale=log),
         color=theme.entity_color("table_fill", ["every block", "null blocks skipped"]),
     )
     right = alt.Chart(rows).encode(
         x=theme.x("num_rows", scale=log, axis=alt.Axis(values=sorted(rows["num_rows"].unique()), format=",d")),
         y=theme.y("sender_cpu_ms", scale=log),
-        color=theme.entity_color("row_send", _present(rows, "row_send", _SENDS)),
+        color=theme.entity_color("row_send", theme.drawn(rows["row_send"], _SENDS)),
     )
     panels = [
         _joined(
@@ -239,7 +243,7 @@ def cap_for_slo(sweep: pl.DataFrame, best: pl.DataFrame, *, subtitle: str) -> al
     chosen = best.select("arrivals", "admission_cost", "slo_step_ms", "best_cap")
     points = sweep.join(chosen, on=["arrivals", "admission_cost"], how="left", maintain_order="left")
     points = points.drop_nulls("delay_p99_ms")
-    costs = _present(points, "admission_cost", _COSTS)
+    costs = theme.drawn(points["admission_cost"], _COSTS)
     x = theme.x("delay_p99_ms", scale=alt.Scale(type="log", nice=False, padding=22), axis=alt.Axis(values=_LOG_TICKS))
     y = theme.y("step_max_ms", scale=alt.Scale(type="log", nice=False, padding=14), axis=alt.Axis(values=_LOG_TICKS))
     base = alt.Chart().encode(x=x, y=y, color=theme.entity_color("admission_cost", costs))
@@ -253,7 +257,7 @@ def cap_for_slo(sweep: pl.DataFrame, best: pl.DataFrame, *, subtitle: str) -> al
         .mark_point(filled=False, shape="circle", size=200, strokeWidth=1.6, opacity=1)
     )  # fmt: skip
     labels = (
-        base.transform_filter("datum.cap === datum.best_cap")
+        base.transform_filter("datum.cap === datum.best_cap && datum.cap !== 'none'")
         .mark_text(dx=-10, dy=-9, align="right", fontSize=10)
         .encode(text="cap:N", color=alt.value(theme.INK))
     )
@@ -272,7 +276,9 @@ def cap_for_slo(sweep: pl.DataFrame, best: pl.DataFrame, *, subtitle: str) -> al
         .facet(column=alt.Column("arrivals:N", title=title("arrivals"), sort=kinds), spacing=24)
         .properties(
             name="cap_for_slo",
-            title=theme.headline(f"Ringed: the cap that admits soonest with no step above {slo:g} ms", subtitle),
+            title=theme.headline(
+                f"Ringed: the cap that admits soonest with no step above {slo:g} ms; without a number: no cap", subtitle
+            ),
         )
     )
 
@@ -297,16 +303,10 @@ def _joined(base: alt.Chart, shape: alt.Shape, names: tuple[str, ...]) -> alt.La
 
 
 def _ranks_axis(*frames: pl.DataFrame) -> alt.X:
-    counts = sorted({count for frame in frames for count in frame["num_ranks"]})
-    ticks = [count for count in counts if count & (count - 1) == 0]
+    ticks = _powers_of_two(count for frame in frames for count in frame["num_ranks"])
     return theme.x(
         "num_ranks", scale=alt.Scale(type="log", base=2, nice=False, padding=14), axis=alt.Axis(values=ticks)
     )
-
-
-def _present(frame: pl.DataFrame, name: str, order: tuple[str, ...]) -> list[str]:
-    there = set(frame[name].unique())
-    return [entry for entry in order if entry in there]
 
 
 def _time_finding(points: pl.DataFrame) -> str:
@@ -347,10 +347,11 @@ def _rows_finding(rows: pl.DataFrame) -> str:
     return f"A call per row costs the sender {took['row by row'] / took['one packed region']:.0f} times a packed region"
 
 
-def _thousands(values: list[int]) -> alt.Axis:
-    """An axis of token counts, each as so many times 1,024."""
-    return alt.Axis(values=values, labelExpr="format(datum.value / 1024, ',d') + 'K'")
+def _powers_of_two(values: Iterable[int]) -> list[int]:
+    """What a logarithmic axis names: labels of the other values would run into these."""
+    return sorted({value for value in values if value & (value - 1) == 0})
 
 
-def _note(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=10, fontWeight="normal", color=theme.MUTED, offset=2)
+def _thousands(values: Iterable[int]) -> alt.Axis:
+    """An axis of token counts, named at the powers of two, as so many times 1,024."""
+    return alt.Axis(values=_powers_of_two(values), labelExpr="format(datum.value / 1024, ',d') + 'K'")

@@ -67,7 +67,7 @@ def _waterfall(group: pl.DataFrame, name: str, origins: list[str]) -> alt.LayerC
         x="to_ms:Q", shape=theme.origin_shape(origins)
     )
     numbers = base.mark_text(dx=8, align="left", color=theme.INK, fontSize=10).encode(x="end_ms:Q", text="label:N")
-    return alt.layer(bars, marks, numbers, width=460, height=alt.Step(26), title=_note(name))
+    return alt.layer(bars, marks, numbers, width=460, height=alt.Step(26), title=theme.note(name))
 
 
 def _account_finding(accounts: pl.DataFrame) -> str:
@@ -75,7 +75,3 @@ def _account_finding(accounts: pl.DataFrame) -> str:
     if rows.height != 1:
         return "Where the time of a step goes"
     return f"From the narrower to the wider engine, {rows['change_ms'][0]:.2f} ms came from outside the GPU"
-
-
-def _note(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=10, fontWeight="normal", color=theme.MUTED, offset=2)

@@ -244,3 +244,8 @@ def tooltip(*names: str) -> list[alt.Tooltip]:
 def headline(text: str, subtitle: str) -> alt.TitleParams:
     """A chart's title: the finding or the measure, then hardware, model and sample in the subtitle."""
     return alt.TitleParams(text=text, subtitle=subtitle)
+
+
+def note(text: str) -> alt.TitleParams:
+    """The quiet title of one panel among several: what it is, or how to read it."""
+    return alt.TitleParams(text, fontSize=10, fontWeight="normal", color=MUTED, offset=2)

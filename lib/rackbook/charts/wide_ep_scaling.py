@@ -174,15 +174,20 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
     """MoE time at each size as the least time to read the experts and what is left besides.
 
     Args:
-        roofline: ep_size, hbm_floor_ms, moe_ms, beside_read_ms, hbm_use_percent, origin (of the MoE time), source,
-            formula. Where the reading takes longer than the whole, its bar stands out above the point.
+        roofline: ep_size, hbm_floor_ms, moe_ms, beside_read_ms, hbm_use_percent, moe_origin, origin, source, formula.
+            The points are the MoE times, so they show moe_origin. Where the reading takes longer than the whole, its
+            bar stands out above the point.
         subtitle: hardware, model, bandwidth and sample.
     """
     require(
         roofline,
-        ("ep_size", "hbm_floor_ms", "moe_ms", "beside_read_ms", "hbm_use_percent", "origin", "source", "formula"),
+        (
+            "ep_size", "hbm_floor_ms", "moe_ms", "beside_read_ms", "hbm_use_percent", "moe_origin", "origin", "source",
+            "formula",
+        ),
         "moe_time_over_reading",
-    )
+    )  # fmt: skip
+    times = roofline.with_columns(pl.col("moe_origin").alias("origin"))
     x = alt.X("ep_size:O", title=title("ep_size"), axis=alt.Axis(labelAngle=0))
     shown = ("ep_size", "moe_ms", "hbm_floor_ms", "beside_read_ms", "hbm_use_percent", "formula")
     parts = pl.concat(
@@ -207,14 +212,14 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
         )
     )
     y = theme.y("moe_ms")
-    totals = layers.points(roofline, x, y, shown, color=theme.INK)
+    totals = layers.points(times, x, y, shown, color=theme.INK)
     besides = (
         alt.Chart(roofline)
         .mark_text(dy=-14, color=theme.INK)
         .transform_calculate(label="format(datum.beside_read_ms, '.2f') + ' ms'")
         .encode(x=x, y=y, text="label:N")
     )
-    first, last = _ends(roofline)
+    first, last = _ends(times)
     moved = "grows" if last["beside_read_ms"] > first["beside_read_ms"] else "shrinks"
     return (bars + totals + besides).properties(
         name="moe_time_over_reading",

@@ -270,6 +270,9 @@ def _growth_check(from_k: int, column: str, *, measured: bool) -> Callable[[Evid
     def check(evidence: Evidence) -> Finding:
         row = pair(evidence.growth).row(0, named=True)
         printed = Finding(row[column], "derived", row["formula"])
+        if column == "context_ratio":
+            low, high = row["from_context_tokens"] / K, row["to_context_tokens"] / K
+            return Finding(row[column], "derived", f"{high:g}K ÷ {low:g}K tokens of context")
         if not measured:
             return printed
         ends = [

@@ -27,6 +27,9 @@ CHECKS = Checks("cost")
 MODEL = "deepseek-v4.1-flash"
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 KINDS = {"cache hit": "cache_hit", "cache miss": "cache_miss", "output": "output"}
+_PARAMETERS = "parameters"
+"""Source of what the user gave."""
+
 ZONES = {"Asia/Shanghai": BEIJING}
 """Fixed offsets of the zones that price lists are stated in: no time-zone data base is needed."""
 
@@ -78,7 +81,8 @@ class Evidence:
 
     Attributes:
         points: table ``cost``, published.
-        prices: both price lists in use: token_kind, price_period, usd_per_mtok.
+        prices: both price lists in use: token_kind, price_period, usd_per_mtok; origin "published", or "modelled" for
+            the user's own.
         mix: the example mix, by price_period ("off-peak", "peak"): its shares, usd_per_mtok, usd_per_gpu_hour.
         line: mixes that give the revenue looked for at off-peak prices: cache_hit_share_percent,
             cache_miss_share_percent, output_share_percent; the first and last row are its ends.
@@ -109,12 +113,17 @@ class Lists:
     Attributes:
         off_peak: outside peak hours.
         peak: in peak hours.
-        source: id of the registered source, or "parameters".
+        source: id of the registered source, or "parameters" for the user's.
     """
 
     off_peak: cost.TokenPrices
     peak: cost.TokenPrices
     source: str
+
+    @property
+    def origin(self) -> str:
+        """Of the prices: a list of one's own is an assumption."""
+        return "modelled" if self.source == _PARAMETERS else "published"
 
     @property
     def by_period(self) -> dict[str, cost.TokenPrices]:
@@ -136,7 +145,7 @@ def price_lists(params: Params) -> Lists:
             "(give the same list twice where there are no peak hours)"
         )
     return Lists(
-        cost.TokenPrices(*params.off_peak_usd_per_mtok), cost.TokenPrices(*params.peak_usd_per_mtok), "parameters"
+        cost.TokenPrices(*params.off_peak_usd_per_mtok), cost.TokenPrices(*params.peak_usd_per_mtok), _PARAMETERS
     )
 
 
@@ -205,7 +214,7 @@ def mixes_of_revenue(params: Params, lists: Lists) -> pl.DataFrame:
             f"{params.tok_per_s_per_gpu:g}: no mix earns it: {problem}"
         ) from None
     printed = (rack.serving_point()["total_tok_per_s_per_gpu"], rack.revenue_usd_per_gpu_hour())
-    stated = "S1" if (params.tok_per_s_per_gpu, params.revenue_usd_per_gpu_hour) == printed else "parameters"
+    stated = "S1" if (params.tok_per_s_per_gpu, params.revenue_usd_per_gpu_hour) == printed else _PARAMETERS
     rows = []
     for place in np.linspace(0, 1, 51):
         shares = {kind: (1 - place) * getattr(most, kind) + place * getattr(least, kind) for kind in KINDS.values()}
@@ -399,7 +408,7 @@ def at_hand(params: Params) -> pl.DataFrame:
                 "gpu_hour_cost_usd": params.gpu_hour_cost_usd,
                 "total_tok_per_s_per_gpu": params.tok_per_s_per_gpu,
                 "origin": "modelled",
-                "source": "parameters",
+                "source": _PARAMETERS,
             }
         ]
     )
@@ -422,7 +431,7 @@ def _price_table(lists: Lists) -> pl.DataFrame:
                 "token_kind": kind,
                 "price_period": period,
                 "usd_per_mtok": getattr(prices, KINDS[kind]),
-                "origin": "published",
+                "origin": lists.origin,
                 "source": lists.source,
             }
             for kind in KINDS

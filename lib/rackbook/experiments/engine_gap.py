@@ -7,7 +7,6 @@ of it a growing synchronisation could explain, and does the same account for pai
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
-from rackbook.errors import DataError, ParameterError, one_of
+from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import live
 from rackbook.experiments.own_csv import OwnCsv
 from rackbook.models.collective import sync_ms
@@ -61,7 +60,6 @@ class Evidence:
         steps: table ``engine_gap``, published rows.
         gpu: table ``engine_gap_gpu``, published row.
         growth: the two steps and the GPU saving as one account.
-        sync: the published fall of the DP sync beside that of the step, another pair of the same source.
         parts: ep_size, step_part, part_ms, bound: the two steps split into GPU time and gap, "derived".
         regimes: baseline_bound_by, bound_by, quantity, low, high, unit: what grew, by what each step waits for.
         candidates: quantity, growth_ms, assumption: the growth of the gap beside what a sync could add.
@@ -75,7 +73,6 @@ class Evidence:
     steps: pl.DataFrame
     gpu: pl.DataFrame
     growth: StepGrowth
-    sync: Removal
     parts: pl.DataFrame
     regimes: pl.DataFrame
     candidates: pl.DataFrame
@@ -103,7 +100,6 @@ def collect(params: Params) -> Evidence:
         steps=steps,
         gpu=gpu,
         growth=growth,
-        sync=sync,
         parts=parts(growth, gpu, params.baseline_gpu_ms),
         regimes=regimes(growth, gpu),
         candidates=candidates(growth, sync, gpu),
@@ -284,23 +280,20 @@ def read_pairs(path: str | Path) -> pl.DataFrame:
     Raises:
         DataError: no such file, other columns, or a cell that is not what it should be; names row and column.
     """
-    file = OwnCsv(path, parameter="pairs_path", columns=_REQUIRED)
-    name = file.name
-    _check_header(file.header, name)
+    optional = [name for name in (*_TEXTS, *_NUMBERS) if name not in _REQUIRED]
+    file = OwnCsv(path, parameter="pairs_path", columns=_REQUIRED, optional=optional)
     rows, seen = [], {}
     for number, cells in file.rows():
-        where = f"{name}, row {number}"
-        row = _pair_row({column: cell.strip() for column, cell in cells.items()}, where)
+        row = _pair_row(file, number, cells)
         key = tuple(row.get(column) for column in _TEXTS)
         if key in seen:
             raise DataError(
-                f"{where}, column setting: got {row['setting']!r} again, it stands in row {seen[key]} already"
+                f"{file.row(number)}, column setting: got {row['setting']!r} again, it stands in row {seen[key]} "
+                "already"
             )
         seen[key] = number
         rows.append(row | {"origin": "measured", "source": Path(path).name, "locator": f"row {number}"})
-    if not rows:
-        raise DataError(f"{name}: the file has a header but no pairs")
-    return schema("engine_pairs").frame(rows, where=name)
+    return schema("engine_pairs").frame(rows, where=file.name)
 
 
 def gaps(pairs: pl.DataFrame) -> pl.DataFrame:
@@ -339,24 +332,13 @@ def gaps(pairs: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=types, orient="row")
 
 
-def _check_header(header: list[str], name: str) -> None:
-    allowed = (*_TEXTS, *_NUMBERS)
-    for column in header:
-        if column not in allowed:
-            raise DataError(f"{name}, row 1: {one_of(column, allowed, 'column')}")
-        if header.count(column) > 1:
-            raise DataError(f"{name}, row 1: column {column!r} stands twice")
-    if missing := [column for column in _REQUIRED if column not in header]:
-        got = ", ".join(header) or "(none)"
-        raise DataError(f"{name}, row 1: columns {', '.join(missing)} are missing, got {got}")
-
-
-def _pair_row(cells: dict[str, str], where: str) -> dict[str, object]:
+def _pair_row(file: OwnCsv, number: int, cells: dict[str, str]) -> dict[str, object]:
+    where = file.row(number)
     row: dict[str, object] = {column: cells.get(column) or None for column in _TEXTS}
     if row["setting"] is None:
         raise DataError(f"{where}, column setting: got nothing, allowed: text that tells the pairs apart, e.g. DEP32")
     for column in _NUMBERS:
-        row[column] = _milliseconds(cells.get(column, ""), f"{where}, column {column}", optional=column == "cpu_ms")
+        row[column] = file.positive(number, column, cells.get(column, ""), optional=column == "cpu_ms")
     if row["cpu_ms"] is None:
         row["missing_reason"] = "host work not measured"
     try:
@@ -364,19 +346,6 @@ def _pair_row(cells: dict[str, str], where: str) -> dict[str, object]:
     except DataError as problem:
         raise DataError(f"{where}, column {problem}") from None
     return row
-
-
-def _milliseconds(cell: str, where: str, *, optional: bool) -> float | None:
-    if not cell and optional:
-        return None
-    try:
-        value = float(cell.replace("_", "?"))
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        nothing = ", or nothing" if optional else ""
-        raise DataError(f"{where}: got {cell!r}, allowed: a number > 0 [ms], with a point for decimals{nothing}")
-    return value
 
 
 # ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────────

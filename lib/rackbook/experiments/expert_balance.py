@@ -21,6 +21,7 @@ from rackbook import catalog, published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError
 from rackbook.experiments import live
+from rackbook.experiments.stated_facts import printed_elsewhere
 from rackbook.experts import audit
 from rackbook.experts.loads import loads_of
 from rackbook.experts.recovery import (
@@ -339,9 +340,14 @@ def _ranks_of_sweep(params: Params) -> list[int]:
     return [n for n in range(2, most + 1) if 0 in (params.experts[0] % n, params.experts[1] % n)]
 
 
-@CHECKS("target_top_k", "draft_top_k")
-def _top_k(_: Evidence) -> Finding:
-    return Finding(None, note="a setting of the source; no other figure here determines it")
+@CHECKS("target_top_k")
+def _target_top_k(_: Evidence) -> Finding:
+    return printed_elsewhere(catalog.model(MODEL).experts.top_k, "S1")
+
+
+@CHECKS("draft_top_k")
+def _draft_top_k(_: Evidence) -> Finding:
+    return printed_elsewhere(catalog.model(MODEL).draft.top_k, "S1")
 
 
 def _drawn_check(place: int) -> Callable[[Evidence], Finding]:
@@ -424,6 +430,32 @@ def _slots(evidence: Evidence) -> Finding:
     ranks = _ranks(evidence)
     redundant = evidence.settings.filter(pl.col("ep_size") == ranks)["num_redundant_experts"]
     return _held(catalog.model(MODEL).experts.num_routed.known, redundant.item(), evidence)
+
+
+@CHECKS("draft_stages")
+def _draft_stages(_: Evidence) -> Finding:
+    per_stage = catalog.model(MODEL).draft.num_routed.known
+    return _of_draft(per_stage)
+
+
+@CHECKS("draft_routed_experts")
+def _draft_routed_experts(_: Evidence) -> Finding:
+    stages = catalog.model(MODEL).draft.num_stages.known
+    return _of_draft(stages)
+
+
+def _of_draft(divisor: int) -> Finding:
+    model = catalog.model(MODEL)
+    weights = model.checkpoint.draft_expert_entries.known
+    in_target = model.num_layers.known * model.experts.num_routed.known
+    experts = weights * in_target / (model.checkpoint.expert_entries.known - weights)
+    note = f"{experts:.0f} experts by the draft's weights, if each is as large as one of the target's, ÷ {divisor}"
+    return Finding(experts / divisor, "derived", note)
+
+
+@CHECKS("redundant_experts_dep32", "redundant_experts_dep16")
+def _redundant(_: Evidence) -> Finding:
+    return Finding(None, note="a setting of one recipe; no other figure determines it")
 
 
 def _held(num_experts: int, num_redundant: int, evidence: Evidence) -> Finding:

@@ -137,8 +137,8 @@ def open_claims(verdicts: claims.Verdicts) -> str:
     parts = []
     for key, members in groups.items():
         settlement = members[0].settlement
-        need = settlement.needs if settlement else "Not stated."
+        need = settlement.needs if settlement else "; ".join(dict.fromkeys(v.finding.note for v in members))
         command = f"\n\n```sh\n{settlement.command.strip()}\n```" if settlement and settlement.command else ""
         listing = "\n".join(f"- {v.claim.statement}" for v in members)
-        parts.append(f"**{key or 'nothing known'}** — {need}{command}\n\n{listing}")
+        parts.append(f"**{key or 'no run settles these'}** — {need}{command}\n\n{listing}")
     return "\n\n".join(parts)

@@ -15,7 +15,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from rackbook import catalog, prefill_switches, published
-from rackbook.claims import Checks, Finding
+from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import DataError, ParameterError, one_of
 from rackbook.experiments import forward_runs, live, prefill_measured, vocabulary
 from rackbook.locations import DATA, shown
@@ -69,7 +69,6 @@ class Evidence:
     Attributes:
         points: table ``prefill_ablation``, published rows; new_tokens is null where no size is printed.
         totals: table ``prefill_ablation_total``, published row.
-        throughput: table ``prefill_ablation_throughput``, published rows.
         total_points: fix, new_tokens, gain_percent of all fixes where two throughputs give it, "derived".
         totals_by_size: gains_of, new_tokens and the least and most that all fixes gain there; your own total last.
         compositions: gains_of, composition, gain_percent with bounds, and how far the total is from it, "derived".
@@ -85,7 +84,6 @@ class Evidence:
 
     points: pl.DataFrame
     totals: pl.DataFrame
-    throughput: pl.DataFrame
     total_points: pl.DataFrame
     totals_by_size: pl.DataFrame
     compositions: pl.DataFrame
@@ -119,7 +117,6 @@ def collect(params: Params) -> Evidence:
     return Evidence(
         points=points,
         totals=totals,
-        throughput=throughput,
         total_points=total_points,
         totals_by_size=beside,
         compositions=compositions(points, beside, params),
@@ -505,6 +502,53 @@ def _replay_window(_: Evidence) -> Finding:
 def _last_replay_layer(_: Evidence) -> Finding:
     layers = catalog.model(MODEL).num_layers
     return Finding(layers.known - 1, "derived", f"{layers.known} layers counted from 0, {layers.source}")
+
+
+@CHECKS("replay_boundary_layer")
+def _replay_boundary(_: Evidence) -> Finding:
+    encoder = catalog.model(MODEL).num_encoder_layers
+    return Finding(
+        encoder.known, "derived", f"first layer after an encoder of {encoder.known}, counted from 0, {encoder.source}"
+    )
+
+
+@CHECKS("kv_compressing_layers")
+def _kv_compressing(_: Evidence) -> Finding:
+    attention = catalog.model(MODEL).attention
+    found = [*attention.full_index_layers.known, attention.replay_boundary_layer.known]
+    return Finding(
+        len(found), "derived", f"layers that index the full context and the one that keeps all KV: {found}, S1"
+    )
+
+
+@CHECKS("model_layers")
+def _model_layers(_: Evidence) -> Finding:
+    last = catalog.model(MODEL).attention.replay_layers.known[-1]
+    return Finding(last + 1, "derived", f"layer {last}, counted from 0, ends the replay, S1")
+
+
+@CHECKS("encoder_layers")
+def _encoder_layers(_: Evidence) -> Finding:
+    boundary = catalog.model(MODEL).attention.replay_boundary_layer
+    return Finding(boundary.known, "derived", f"layers before layer {boundary.known}, where the replay begins, S1")
+
+
+@CHECKS("decoder_layers")
+def _decoder_layers(_: Evidence) -> Finding:
+    attention = catalog.model(MODEL).attention
+    first, last = attention.replay_boundary_layer.known, attention.replay_layers.known[-1]
+    return Finding(last - first + 1, "derived", f"layers {first} to {last}, S1")
+
+
+@CHECKS("sliding_window_tokens")
+def _sliding_window(_: Evidence) -> Finding:
+    replay = catalog.model(MODEL).attention.replay_tokens
+    return Finding(replay.known, "derived", f"length of the bounded replay, which refills the window, {replay.source}")
+
+
+@CHECKS("index_compression", "indexer_latents", "indexer_blocks", "indexer_block_latents")
+def _indexer(_: Evidence) -> Finding:
+    return OPEN
 
 
 def _switch_check(fix: str, size: int | None, printed: str) -> Callable[[Evidence], Finding]:

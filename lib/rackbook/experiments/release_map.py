@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from rackbook import published
 from rackbook.claims import OPEN, Checks, Finding
 from rackbook.errors import ParameterError
+from rackbook.experiments import vocabulary
 from rackbook.releases import release_map
 from rackbook.releases.release_map import ReleaseMap
-from rackbook.tables import column
 
 CHECKS = Checks("release_map")
 
@@ -121,13 +121,14 @@ def installed_version() -> str:
 
 def releases(found: ReleaseMap) -> pl.DataFrame:
     """The releases that were looked into: version, released_on, commit, origin "measured", source."""
-    return pl.DataFrame(
-        [
-            {"version": version, "released_on": release.uploaded_on, "commit": release.commit}
-            for version, release in found.releases.items()
-        ],
-        schema={name: column(name).dtype for name in ("version", "released_on", "commit")},
-    ).with_columns(pl.lit("measured").alias("origin"), pl.lit(_INDEX).alias("source"))
+    rows = (
+        {
+            "version": version, "released_on": release.uploaded_on, "commit": release.commit, "origin": "measured",
+            "source": _INDEX,
+        }
+        for version, release in found.releases.items()
+    )  # fmt: skip
+    return vocabulary.frame(("version", "released_on", "commit", "origin", "source"), rows)
 
 
 def by_dates(changes: pl.DataFrame, found: ReleaseMap) -> pl.DataFrame:
@@ -188,10 +189,14 @@ def judged(dates: pl.DataFrame, content: pl.DataFrame) -> pl.DataFrame:
 
 def release_dates(found: ReleaseMap) -> dict[str, datetime.date]:
     """When each release of the map came out: as S1 prints it, else as the index says."""
-    rows = published.read("release_map").filter(pl.col("source") == "S1")
-    printed = dict(rows.select("version", "released_on").iter_rows())
+    printed = _printed_dates("S1")
     dates = {v: printed.get(v) or release.uploaded_on for v, release in found.releases.items()}
     return {version: day for version, day in dates.items() if day is not None}
+
+
+def _printed_dates(source: str) -> dict[str, datetime.date]:
+    rows = published.read("release_map").filter(pl.col("source") == source)
+    return dict(rows.select("version", "released_on").iter_rows())
 
 
 def lags(changes: pl.DataFrame, found: ReleaseMap) -> pl.DataFrame:
@@ -234,7 +239,7 @@ def lags(changes: pl.DataFrame, found: ReleaseMap) -> pl.DataFrame:
         "change", "pr", "merged_on", "evidence", "first_release", "days_to_release", "origin", "source",
         "missing_reason",
     )  # fmt: skip
-    return _frame(rows, names)
+    return vocabulary.frame(names, rows)
 
 
 def places(found: ReleaseMap, stack: pl.DataFrame, installed: str) -> pl.DataFrame:
@@ -257,7 +262,7 @@ def places(found: ReleaseMap, stack: pl.DataFrame, installed: str) -> pl.DataFra
         "user", "version", "looked_up_on", "releases_behind", "age_weeks", "num_prs", "origin", "source",
         "missing_reason",
     )  # fmt: skip
-    return _frame(rows, names)
+    return vocabulary.frame(names, rows)
 
 
 def lacking(found: ReleaseMap, changes: pl.DataFrame, version: str) -> pl.DataFrame:
@@ -297,7 +302,8 @@ def lacking(found: ReleaseMap, changes: pl.DataFrame, version: str) -> pl.DataFr
                 "source": _INDEX,
             }
         )
-    return _frame(rows, ("version", "change", "contained", "first_release", "whereabouts", "state", "origin", "source"))
+    names = ("version", "change", "contained", "first_release", "whereabouts", "state", "origin", "source")
+    return vocabulary.frame(names, rows)
 
 
 def counts(cells: pl.DataFrame) -> pl.DataFrame:
@@ -330,11 +336,7 @@ def _cell(
 
 def _cells(rows: list[dict[str, object]]) -> pl.DataFrame:
     names = ("change", "pr", "version", "evidence", "contained", "confidence", "locator", "origin", "source")
-    return _frame(rows, names)
-
-
-def _frame(rows: list[dict[str, object]], names: tuple[str, ...]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema={name: column(name).dtype for name in names}, orient="row")
+    return vocabulary.frame(names, rows)
 
 
 def _label(change: dict[str, object]) -> str:
@@ -364,8 +366,11 @@ def _place(found: ReleaseMap, user: str, version: str, day: datetime.date, sourc
     }
 
 
-def _date_check(version: str, day: datetime.date) -> Callable[[Evidence], Finding]:
+def _date_check(version: str) -> Callable[[Evidence], Finding]:
+    """Whether the wheel was uploaded on the day that S1 prints, or the index where S1 prints none."""
+
     def check(evidence: Evidence) -> Finding:
+        day = (_printed_dates(_INDEX) | _printed_dates("S1"))[version]
         release = evidence.release_map.releases.get(version)
         if release is None or release.uploaded_on is None:
             return Finding(None, note=f"the map has no upload date of {version}")
@@ -374,14 +379,8 @@ def _date_check(version: str, day: datetime.date) -> Callable[[Evidence], Findin
     return check
 
 
-for _version, _day in {
-    "0.29.0": datetime.date(2026, 9, 9),
-    "0.30.0": datetime.date(2026, 9, 22),
-    "0.31.0": datetime.date(2026, 10, 5),
-    "0.32.0": datetime.date(2026, 10, 18),
-    "0.33.0": datetime.date(2026, 11, 2),
-}.items():
-    CHECKS(f"v{_version.replace('.', '_')}_date")(_date_check(_version, _day))
+for _version in ("0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"):
+    CHECKS(f"v{_version.replace('.', '_')}_date")(_date_check(_version))
 
 
 def _gap_check(days_per_unit: int) -> Callable[[Evidence], Finding]:

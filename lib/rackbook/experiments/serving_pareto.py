@@ -8,7 +8,6 @@ deployments behind them, the two quantities that are both called tokens/s per us
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ from rackbook import published
 from rackbook.claims import Checks, Finding
 from rackbook.errors import one_of
 from rackbook.experiments import live
+from rackbook.experiments.own_csv import read_table
 from rackbook.models import rack
 from rackbook.models.interactivity import implied_step_ms, throughput_per_user_tok_per_s, tpot_ms
 from rackbook.models.pareto import comparable, on_frontier
@@ -40,7 +40,11 @@ CONDITIONS = (
     "acceptance_kind",
     "acceptance_length",
 )
-"""What must be stated and equal before two points share a curve. Load, topology and limits are what a curve varies."""
+"""What must be stated and equal before two points share a curve. Load, topology and limits are what a curve varies.
+
+The acceptance length is a condition where it is set; what real drafts achieve is a result, which differs from load to
+load.
+"""
 
 EVERYTHING = "all"
 """Word in ``may_differ`` that pools every point into one curve."""
@@ -78,7 +82,8 @@ class Params(BaseModel):
     measured_prefill_engines: int | None = Field(default=None, ge=1, description="prefill engines to measure with")
     measured_decode_ranks: int | None = Field(default=None, ge=1, description="ranks of the decode engine")
     measured_max_seqs: int | None = Field(default=None, ge=1, description="requests that run on a decode rank")
-    measured_concurrency: list[int] | None = Field(default=None, description="clients at a time, one run each")
+    measured_concurrency: list[int] | None = Field(default=None, description="clients at a time")
+    measured_repeats: int = Field(default=3, ge=1, description="runs per number of clients, prompts new in each")
 
     @field_validator("may_differ")
     @classmethod
@@ -174,7 +179,9 @@ def with_curves(points: pl.DataFrame, relaxed: tuple[str, ...] = ()) -> pl.DataF
         relaxed: conditions that points of one curve need not share; with all of them there is one curve.
     """
     required = [c for c in CONDITIONS if c not in relaxed]
-    marked = points.with_columns(comparable(points, required, EXPERIMENT))
+    achieved = pl.when(pl.col("acceptance_kind") == "real").then(0.0).otherwise("acceptance_length")
+    conditions = points.with_columns(achieved.alias("acceptance_length"))
+    marked = points.with_columns(comparable(conditions, required, EXPERIMENT))
     return marked.with_columns(
         on_frontier(marked, "interactivity_p90_tok_per_s", "total_tok_per_s_per_gpu", by="curve")
     )
@@ -410,8 +417,8 @@ def _with_conventions(points: pl.DataFrame) -> pl.DataFrame:
 
 
 def _own(params: Params) -> pl.DataFrame:
-    table = schema("serving_pareto")
-    own = table.read_csv(Path(params.own_points_path)) if params.own_points_path else table.frame([])
+    table, path = schema("serving_pareto"), params.own_points_path
+    own = read_table(path, table, parameter="own_points_path") if path else table.frame([])
     return own.with_columns(
         pl.lit(params.own_definition).alias("interactivity_definition"),
         pl.lit(params.own_acceptance).alias("acceptance_kind"),
@@ -432,6 +439,11 @@ def _own(params: Params) -> pl.DataFrame:
 )
 def _measured_elsewhere(_: Evidence) -> Finding:
     return Finding(None, note="one run of the source; no other published figure determines it")
+
+
+@CHECKS("recipe_3018_clients", "recipe_7388_clients", "recipe_10888_clients", "recipe_9888_clients")
+def _recipe_settings(_: Evidence) -> Finding:
+    return Finding(None, note="settings of one recipe; no other figure determines them")
 
 
 @CHECKS("rack_over_single_node")

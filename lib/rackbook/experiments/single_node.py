@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
 from rackbook.experiments import live, parameter_rules, single_node_measured, single_node_steps
+from rackbook.experiments.stated_facts import printed_elsewhere
 from rackbook.models import memory, node_memory, node_throughput
 from rackbook.models.closed_loop import ClosedLoop
 from rackbook.models.node_throughput import K
@@ -77,7 +78,7 @@ class Evidence:
         loop: what concurrency and throughput say about a request, per vLLM run: request_s, decode_s, other_s,
             prefill_s, num_decoding.
         request_parts: request_s by workload and request_part, for the chart.
-        acceptance: tokens_per_step by input_tokens, and output_tok_per_s at the chosen acceptance length.
+        acceptance: tokens_per_step by workload, and output_tok_per_s at the chosen acceptance length.
         step_sizes: step_tokens by num_new_prompts, with the smallest ceiling that covers them, origin "modelled".
         cover: per ceiling, the share of steps that it covers: covered_low_percent, covered_high_percent.
         weights: weights per GPU of both printed deployments beside the checkpoint's parts.
@@ -267,7 +268,7 @@ def acceptance(params: Params) -> pl.DataFrame:
     throughput assumes that a step takes as long whatever it accepts.
 
     Returns:
-        input_tokens, acceptance_percent (printed), tokens_per_step, acceptance_length (the parameter), speedup,
+        workload, acceptance_percent (printed), tokens_per_step, acceptance_length (the parameter), speedup,
         output_tok_per_s (of that length; null where none is printed), origin "modelled", source, missing_reason.
     """
     rows = []
@@ -328,9 +329,21 @@ def _alone(_: Evidence) -> Finding:
     return _ALONE
 
 
-@_check("deepinfer_prefill_gpus", "deepinfer_decode_gpus", "deepinfer_nvcc", "deepinfer_needs_rdma")
+@_check("deepinfer_decode_gpus", "deepinfer_nvcc", "deepinfer_needs_rdma")
 def _stated(_: Evidence) -> Finding:
     return _STATED
+
+
+@_check("deepinfer_prefill_gpus")
+def _prefill_gpus(_: Evidence) -> Finding:
+    engines = published.read("decode_parity_prefill").filter(pl.col("engine") == "DeepInfer")
+    parallelism, source = engines.select("parallelism", "source").row(0)
+    return Finding(int(parallelism.rpartition("DP")[2]), "derived", f"{parallelism}, printed by {source}")
+
+
+@_check("hidden_size", "max_context_tokens", "hbm_gb")
+def _stated_once(_: Evidence) -> Finding:
+    return Finding(None, note="printed by one source; no other figure determines it")
 
 
 @_check("ratio_8k_1k")
@@ -351,7 +364,7 @@ def _tpot(_: Evidence) -> Finding:
 
 @_check("shared_experts")
 def _shared(_: Evidence) -> Finding:
-    return Finding(None, note="the vLLM recipe prints the same number; no other figure determines it")
+    return printed_elsewhere(catalog.model(MODEL).experts.num_shared, "S2")
 
 
 @_check("routed_experts")
@@ -476,54 +489,56 @@ def _weights_h200(_: Evidence) -> Finding:
     )
 
 
+def _bytes_per_token(source: str) -> Finding:
+    row = node_memory.deployment(source)
+    cache, tokens = row["kv_cache_gib_per_gpu"], row["kv_cache_tokens_per_rank"] / 1e6
+    note = f"{cache:g} GiB ÷ {tokens:g} million tokens, both printed by {source}"
+    return Finding(node_memory.kv_bytes_per_token(row), "derived", note)
+
+
+def _tokens_at_footprint(source: str) -> Finding:
+    row, footprint = node_memory.deployment(source), catalog.model(MODEL).attention.kv_bytes_per_token
+    note = f"{row['kv_cache_gib_per_gpu']:g} GiB ÷ {footprint.source}'s {footprint.known:g} B per token"
+    return Finding(node_memory.kv_cache_mtok(row, footprint.known), "derived", note)
+
+
 @_check("kv_bytes_per_token", "kv_bytes_at_52m_tokens")
 def _kv_bytes(_: Evidence) -> Finding:
-    return Finding(
-        node_memory.kv_bytes_per_token(node_memory.deployment(node_memory.NODE)),
-        "derived",
-        "160 GiB ÷ 52 million tokens, both printed by S2",
-    )
-
-
-def _tokens_at_footprint(source: str) -> float:
-    footprint = catalog.model(MODEL).attention.kv_bytes_per_token.known
-    return node_memory.kv_cache_mtok(node_memory.deployment(source), footprint)
+    return _bytes_per_token(node_memory.NODE)
 
 
 @_check("kv_tokens_per_rank", "kv_tokens_at_890_bytes")
 def _kv_tokens(_: Evidence) -> Finding:
-    return Finding(_tokens_at_footprint(node_memory.NODE), "derived", "160 GiB ÷ S1's 890 B per token")
+    return _tokens_at_footprint(node_memory.NODE)
 
 
 @_check("h200_kv_tokens")
 def _h200_tokens(_: Evidence) -> Finding:
-    return Finding(_tokens_at_footprint(node_memory.RECIPE), "derived", "38.5 GiB ÷ S1's 890 B per token")
+    return _tokens_at_footprint(node_memory.RECIPE)
 
 
 @_check("h200_kv_bytes_per_token")
 def _h200_bytes(_: Evidence) -> Finding:
-    return Finding(
-        node_memory.kv_bytes_per_token(node_memory.deployment(node_memory.RECIPE)),
-        "derived",
-        "38.5 GiB ÷ 20 million tokens",
-    )
+    return _bytes_per_token(node_memory.RECIPE)
 
 
 @_check("seqs_per_node")
 def _seqs(_: Evidence) -> Finding:
     row = node_memory.deployment(node_memory.NODE)
-    return Finding(row["max_seqs_per_rank"] * row["num_gpus"], "derived", "256 on each of 8 ranks")
+    seqs, ranks = row["max_seqs_per_rank"], row["num_gpus"]
+    return Finding(seqs * ranks, "derived", f"{seqs} on each of {ranks} ranks")
 
 
 @_check("memory_is_not_the_limit")
 def _not_the_limit(_: Evidence) -> Finding:
     row = node_memory.deployment(node_memory.NODE)
-    needed = row["max_seqs_per_rank"] * (8 * K + K)
+    seqs, length = row["max_seqs_per_rank"], 8 * K + K
+    needed = seqs * length
     share = 100 * needed / row["kv_cache_tokens_per_rank"]
     return Finding(
         needed <= row["kv_cache_tokens_per_rank"],
         "derived",
-        f"256 × 9,216 tokens are {share:.1f} % of the printed capacity, the smallest of the three figures",
+        f"{seqs} × {length:,} tokens are {share:.1f} % of the printed capacity, the smallest of the three figures",
     )
 
 

@@ -20,8 +20,9 @@ from rackbook.claims import Checks, Finding
 from rackbook.errors import ParameterError
 from rackbook.experiments import forward_runs, live, step_breakdown_measured, vocabulary
 from rackbook.importers.kernel_profiles import KernelProfiles, read_kernel_profiles
+from rackbook.models import wide_ep
 from rackbook.models.amdahl import greatest_speedup, whole_speedup
-from rackbook.models.ep_scaling import EpScaling, fit_ep_scaling
+from rackbook.models.ep_scaling import EpScaling
 from rackbook.models.kernel_components import (
     PARTS,
     UNASSIGNED,
@@ -124,7 +125,7 @@ def collect(params: Params) -> Evidence:
     of_run = step_breakdown_measured.profiles(run)
     points = published.read("step_breakdown")
     parts = published_parts(points)
-    scaling = published_scaling()
+    scaling = wide_ep.scaling()
     patterns = read_patterns(params.patterns_path)
     runs = of_run | read_runs(params)
     components = _over_runs(runs, params, lambda kernels: by_component(kernels, patterns), _COMPONENTS)
@@ -215,14 +216,6 @@ def limits(parts: pl.DataFrame, part_speedup: float) -> pl.DataFrame:
         for name, share, source in parts.select("component", "step_share_percent", "source").iter_rows()
     ]
     return pl.DataFrame(rows)
-
-
-def published_scaling() -> EpScaling:
-    """The MoE time over the expert-parallel size through the two printed times, with the printed rest."""
-    times = published.read("wide_ep_scaling").sort("ep_size")
-    moe = times.filter(pl.col("component") == "moe")
-    rest = times.filter(pl.col("component") == "rest")["step_ms"].unique().item()
-    return fit_ep_scaling(moe["ep_size"], moe["step_ms"], rest)
 
 
 def share_curve(scaling: EpScaling) -> pl.DataFrame:
@@ -412,8 +405,7 @@ def _over_runs(
 
 
 def _moe_times() -> pl.DataFrame:
-    times = published.read("wide_ep_scaling").filter(pl.col("component") == "moe")
-    return times.sort("ep_size").select("ep_size", pl.col("step_ms").alias("moe_ms"), "source")
+    return wide_ep.parts("moe").select("ep_size", pl.col("step_ms").alias("moe_ms"), "source")
 
 
 def _share(scaling: EpScaling, ep_size: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from rackbook.claims import Checks, Finding
 from rackbook.experiments import forward_runs, live, parameter_rules, wide_ep_implied, wide_ep_measured
 from rackbook.models import wide_ep
 from rackbook.models.ep_scaling import EpScaling, popularity_read_in
-from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries, routed_gb
+from rackbook.models.memory import GIB, mxfp4_bytes, routed_entries, routed_gb, weights_gib_per_gpu
 from rackbook.models.speculation import experts_touched, read_ms
 from rackbook.models.wide_ep import HALF_UNIT_MS
 from rackbook.runs import Run
@@ -78,7 +78,7 @@ class Evidence:
             gpu_saving_ms.
         bandwidth: the arithmetic of the memory bandwidth that b implies: quantity, value, low, high, unit.
         roofline: one row per chosen size at the printed load: experts_touched_percent, hbm_floor_ms, moe_ms,
-            beside_read_ms, hbm_use_percent.
+            beside_read_ms, hbm_use_percent, moe_origin.
         coverage: experts_touched_percent by ep_size and requests_per_rank, origin "modelled".
         coverage_at: the same at the chosen load, with popularity_percent and checked_tokens.
         memory: weights per GPU at EP8 by reading and weight_part.
@@ -305,7 +305,8 @@ def roofline(scaling: EpScaling, params: Params) -> pl.DataFrame:
 
     Returns:
         ep_size, requests_per_rank, experts_touched_percent, hbm_floor_ms, moe_ms, beside_read_ms,
-        hbm_use_percent, hardware, origin, source, formula; origin is that of the MoE time.
+        hbm_use_percent, moe_origin ("published" where the MoE time is printed), hardware, origin "modelled" (as the
+        floor is), source, formula.
     """
     bandwidth, load, experts = bandwidth_of(params), wide_ep.load(), catalog.model(MODEL).experts
     size_gb = routed_gb(_checkpoint())
@@ -325,8 +326,9 @@ def roofline(scaling: EpScaling, params: Params) -> pl.DataFrame:
                 "moe_ms": moe,
                 "beside_read_ms": moe - floor,
                 "hbm_use_percent": 100 * floor / moe,
+                "moe_origin": "published" if size in printed else "modelled",
                 "hardware": catalog.hardware(params.hardware).name,
-                "origin": "published" if size in printed else "modelled",
+                "origin": "modelled",
                 "source": "S1+vllm-recipe+vendor-hardware",
                 "formula": f"{size_gb:.1f} GB ÷ ({size} × {bandwidth:g} TB/s)",
             }
@@ -439,6 +441,11 @@ def _experts_from_fit_gb(scaling: EpScaling) -> float:
     return scaling.shared_ms * _nominal()
 
 
+def _replicated_gib() -> float:
+    parts = weights_gib_per_gpu(_checkpoint(), 1)
+    return sum(gib for part, gib in parts.items() if part not in ("experts", "scales"))
+
+
 CHECKS("expert_bytes_from_fit_gb")(_fit_check(_experts_from_fit_gb, "derived", "b × nominal bandwidth"))
 CHECKS("expert_gib_per_gpu_dep8")(
     _fit_check(lambda s: _experts_from_fit_gb(s) * 1e9 / 8 / GIB, "derived", "b × nominal bandwidth ÷ 8")
@@ -447,7 +454,8 @@ CHECKS("replicated_gib_per_gpu_dep8")(
     _fit_check(
         lambda s: wide_ep.weights_per_gpu()[0] - _experts_from_fit_gb(s) * 1e9 / 8 / GIB,
         "derived",
-        "the remainder of the printed sum, so it cannot disagree with it; the checkpoint's parts leave 10.8 GiB",
+        "the remainder of the printed sum, so it cannot disagree with it; the checkpoint's parts leave "
+        f"{_replicated_gib():.1f} GiB",
     )
 )
 CHECKS("implied_bandwidth_tb_per_s")(
@@ -485,5 +493,11 @@ def _weights_with_scales(_: Evidence) -> Finding:
 @CHECKS("expert_checkpoint_gib")
 def _all_experts(_: Evidence) -> Finding:
     checkpoint = _checkpoint()
-    found = mxfp4_bytes(checkpoint.expert_entries.known, bits=checkpoint.expert_bits.known, scales=False) / GIB
-    return Finding(found, "derived", "557.2 billion entries at 4 bit")
+    entries, bits = checkpoint.expert_entries.known, checkpoint.expert_bits.known
+    found = mxfp4_bytes(entries, bits=bits, scales=False) / GIB
+    return Finding(found, "derived", f"{entries / 1e9:g} billion entries at {bits} bit")
+
+
+@CHECKS("hbm_tb_per_s", "h200_hbm_tb_per_s")
+def _data_sheet(_: Evidence) -> Finding:
+    return Finding(None, note="printed by the vendor only; no other figure determines it")

@@ -7,18 +7,17 @@ table reads the same, if the row is known to be zero before.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
 
 from rackbook.errors import ParameterError
-from rackbook.hostwork.sampling import interleaved
+from rackbook.hostwork.sampling import cpu_us, interleaved
 
 NULL_BLOCK = 0
-LEAST_NS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def measure(
     rows = []
     for length in sorted(prompt_tokens):
         row = Row(length, window_tokens, block_tokens)
-        variants = {name: _timed(row, method) for name, method in METHODS.items()}
+        variants = {name: partial(cpu_us, partial(method, row)) for name, method in METHODS.items()}
         share = budget_s / len(prompt_tokens)
         found = interleaved(variants, budget_s=share, relative_halfwidth=relative_halfwidth, max_repeats=60)
         for name, samples in found.items():
@@ -113,18 +112,3 @@ def measure(
                 }
             )
     return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def _timed(row: Row, method: Callable[[Row], None]) -> Callable[[], float]:
-    """A function that measures once, in µs of CPU time: the mean of as many fills as make a sample."""
-
-    def once() -> float:
-        before = time.thread_time_ns()
-        method(row)
-        times = max(1, LEAST_NS // max(time.thread_time_ns() - before, 1))
-        before = time.thread_time_ns()
-        for _ in range(times):
-            method(row)
-        return (time.thread_time_ns() - before) / times * 1e-3
-
-    return once

@@ -88,8 +88,9 @@ def best_caps(sweep: pl.DataFrame, slo_step_ms: float) -> pl.DataFrame:
         slo_step_ms: longest step that is allowed, in every repeat.
 
     Returns:
-        arrivals, admission_cost, slo_step_ms, best_cap (the loosest of several that admit equally soon), step_max_ms
-        and delay_p99_ms there, num_waiting; null with a missing_reason where no cap keeps the limit.
+        arrivals, admission_cost, slo_step_ms, best_cap, step_max_ms and delay_p99_ms there, num_waiting; null with a
+        missing_reason where no cap keeps the limit. A cap whose delay exceeds the shortest by no more than that differs
+        from repeat to repeat admits equally soon; the loosest of these is best.
     """
     rows = []
     for (arrivals, cost), group in sweep.group_by("arrivals", "admission_cost", maintain_order=True):
@@ -101,7 +102,11 @@ def best_caps(sweep: pl.DataFrame, slo_step_ms: float) -> pl.DataFrame:
                 head | {"missing_reason": f"no cap keeps the limit, the shortest longest step is {least:.1f} ms"}
             )
             continue
-        best = kept.sort("delay_p99_ms", "place", descending=[False, True], nulls_last=True).row(0, named=True)
+        soonest = kept.sort("delay_p99_ms", nulls_last=True).row(0, named=True)
+        if soonest["delay_p99_ms"] is not None:
+            spread = soonest["delay_p99_high_ms"] - soonest["delay_p99_low_ms"]
+            kept = kept.filter(pl.col("delay_p99_ms") <= soonest["delay_p99_ms"] + spread)
+        best = kept.sort("place").row(-1, named=True)
         kept_columns = ("step_max_ms", "delay_p99_ms", "num_waiting")
         rows.append(head | {"best_cap": best["cap"]} | {name: best[name] for name in kept_columns})
     names = (

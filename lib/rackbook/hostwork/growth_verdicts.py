@@ -8,19 +8,26 @@ import polars as pl
 
 from rackbook.claims import Finding
 from rackbook.hostwork import measured
-from rackbook.models.growth_fit import LEAST_POINTS, LINEAR
+from rackbook.models.growth_fit import LEAST_POINTS, LINEAR, LOGARITHMIC, Growth
 from rackbook.tables import column
 
 if TYPE_CHECKING:
     from rackbook.runs import Run
+
+TIME = "sync_p50_ms"
+STANDING_IN = ("waits_per_rank", "cpu_us_per_rank")
+"""Counts that may stand in for the time where ranks share cores."""
+
+CONTROLS = {"ring over sockets": LINEAR, "doubling over sockets": LOGARITHMIC}
+"""All-reduces of our own whose number of hops, and so the law of their time, is known."""
 
 
 def linear_growth(run: Run, all_reduce: str) -> Finding:
     """Whether an all-reduce grows linearly with the ranks, by the evidence of a run.
 
     With a core for each rank the times decide. With fewer they do not: the ranks then take turns, and the time is that
-    of all their work. What decides there is how often a rank waits for another: that belongs to the algorithm, and with
-    a core for each rank those waits are what the time consists of.
+    of all their work. A count then stands in for the time, but only one that names the law of both :data:`CONTROLS`
+    in the same run; without such a count, or where two of them disagree, the run cannot tell.
 
     Args:
         run: the run.
@@ -31,23 +38,66 @@ def linear_growth(run: Run, all_reduce: str) -> Finding:
     """
     if run.flags:
         return Finding(None, note=f"run {run.id} measured it, but: {'; '.join(run.flags)}")
-    mine = measured.all_reduces(run).filter(pl.col("all_reduce") == all_reduce)
+    points = measured.all_reduces(run)
+    mine = points.filter(pl.col("all_reduce") == all_reduce)
     if mine.is_empty():
         why = run.provenance.get("absent", {}).get(all_reduce, "it was not asked for")
         return Finding(None, note=f"run {run.id} has no {all_reduce}: {why}")
-    for regime, quantity in ((measured.OWN_CORE, "sync_p50_ms"), (measured.SHARED_CORE, "waits_per_rank")):
-        group = mine.filter(pl.col("regime") == regime)
-        found = measured.growth(group, quantity)
-        if found is None:
-            continue
-        counts = ", ".join(map(str, sorted(measured.powers_of_two(group)["num_ranks"].unique().to_list())))
-        what = f"run {run.id}, {regime}, {counts} ranks: {column(quantity).label.lower()}"
-        errors = ", ".join(f"{law} off by {fit.error_percent:.1f} %" for law, fit in found.fits.items())
+    with_cores = mine.filter(pl.col("regime") == measured.OWN_CORE)
+    if (found := measured.growth(with_cores, TIME)) is not None:
+        what = f"run {run.id}, {measured.OWN_CORE}, {_ranks(with_cores)} ranks: {_fit(TIME, found)}"
         if found.better is None:
-            return Finding(None, note=f"{what}: cannot tell, {errors}, evidence {found.evidence_ratio:.1f} : 1")
-        grows = found.better == LINEAR and found.fits[LINEAR].slope > 0
-        return Finding(grows, "measured", f"{what}: {errors}, evidence {found.evidence_ratio:.3g} : 1")
-    return Finding(None, note=f"run {run.id} has too few numbers of ranks, a law needs {LEAST_POINTS} powers of two")
+            return Finding(None, note=what)
+        return Finding(_is_linear(found), "measured", what)
+    sharing = points.filter(pl.col("regime") == measured.SHARED_CORE)
+    return _by_counts(run, sharing, all_reduce)
+
+
+def _by_counts(run: Run, sharing: pl.DataFrame, all_reduce: str) -> Finding:
+    mine = sharing.filter(pl.col("all_reduce") == all_reduce)
+    fits = {count: found for count in STANDING_IN if (found := measured.growth(mine, count)) is not None}
+    if not fits:
+        why = f"too few numbers of ranks, a law needs {LEAST_POINTS} powers of two"
+        return Finding(None, note=f"run {run.id} has {why}")
+    misread = {count: _misread_controls(sharing, count) for count in fits}
+    head = f"run {run.id}, {measured.SHARED_CORE}, {_ranks(mine)} ranks: "
+    what = head + "; ".join(
+        f"{_fit(count, found)}, {'but ' + misread[count] if misread[count] else 'and names both controls'}"
+        for count, found in fits.items()
+    )
+    says = {_is_linear(found) for count, found in fits.items() if not misread[count] and found.better is not None}
+    if len(says) != 1:
+        return Finding(None, note=f"{what}; it takes a core per rank, where the time itself decides")
+    return Finding(says.pop(), "measured", what)
+
+
+def _misread_controls(sharing: pl.DataFrame, count: str) -> str:
+    """Which controls a count does not name correctly, and what it says of them; empty if it names both."""
+    wrong = []
+    for control, law in CONTROLS.items():
+        found = measured.growth(sharing.filter(pl.col("all_reduce") == control), count)
+        if found is None:
+            wrong.append(f"{control} was not measured on enough ranks")
+        elif found.better != law:
+            wrong.append(f"{control}, known to be {law}, reads {_named(found)}")
+    return " and ".join(wrong)
+
+
+def _fit(quantity: str, found: Growth) -> str:
+    errors = ", ".join(f"{law} off by {fit.error_percent:.1f} %" for law, fit in found.fits.items())
+    return f"{column(quantity).label.lower()} {_named(found)}, {errors}"
+
+
+def _named(found: Growth) -> str:
+    return f"{found.better or 'cannot tell'} ({found.evidence_ratio:.3g} : 1)"
+
+
+def _is_linear(found: Growth) -> bool:
+    return found.better == LINEAR and found.fits[LINEAR].slope > 0
+
+
+def _ranks(points: pl.DataFrame) -> str:
+    return ", ".join(map(str, sorted(measured.powers_of_two(points)["num_ranks"].unique().to_list())))
 
 
 def copies_grow(run: Run) -> Finding:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OWN_CORE, SHARED_CORE = "a core per rank", "more ranks than cores"
 
 GROWING = ("sync_p50_ms", "cpu_us_per_rank", "waits_per_rank")
-"""What is fitted against the ranks: the time, and two counts that do not depend on how many cores there are."""
+"""What is fitted against the ranks: the time, and two counts that may stand in for it where ranks share cores."""
 
 BEFORE_COPY = ("list → int32", "new", "cold")
 AFTER_COPY = ("int32 → int32", "reused", "cold")

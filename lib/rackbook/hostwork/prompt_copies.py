@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from rackbook.errors import ParameterError
-from rackbook.hostwork.sampling import interleaved
+from rackbook.hostwork.sampling import cpu_us, interleaved
 
 VOCABULARY = 129_280
 """Ids are drawn below this; ids above 256 are separate Python objects, as in a real prompt."""
@@ -23,9 +24,6 @@ VOCABULARY = 129_280
 CHUNK_TOKENS = 8_192
 FLUSH_BYTES = 96 * 1024 * 1024
 """Written before each cold copy; larger than the last-level cache of the usual host processors' core complex."""
-
-LEAST_NS = 200_000
-"""A warm copy is repeated until a sample is about so long, so that the clock does not count."""
 
 
 class _Prompt:
@@ -139,12 +137,6 @@ def _timed(prompt: _Prompt, run: Callable[[_Prompt], object], flush: NDArray[np.
         return (time.thread_time_ns() - before) * 1e-6
 
     def warm() -> float:
-        before = time.thread_time_ns()
-        run(prompt)
-        times = max(1, LEAST_NS // max(time.thread_time_ns() - before, 1))
-        before = time.thread_time_ns()
-        for _ in range(times):
-            run(prompt)
-        return (time.thread_time_ns() - before) / times * 1e-6
+        return cpu_us(partial(run, prompt)) * 1e-3
 
     return warm if flush is None else cold

@@ -79,10 +79,14 @@ class MixedSteps:
         return float(special.pdtr(most, self.starts_per_rank_and_step)) ** self.num_ranks if most >= 0 else 0.0
 
     def covered_if_together(self, capture_tokens: int) -> float:
-        """Share of steps within the graphs if all requests start in one wave, and decode by themselves after it."""
-        prefilling = -(-self.requests_per_rank * self.prompt_tokens // self.max_step_tokens)
-        decoding = self.output_tokens / self.tokens_per_step
-        if self.decode_only_tokens > capture_tokens:
-            return 0.0
-        covered = decoding + (prefilling if self.max_step_tokens <= capture_tokens else 0)
-        return covered / (prefilling + decoding)
+        """Share of steps within the graphs if all requests start in one wave, and decode by themselves after it.
+
+        The prompts fill as many steps as they can; what is left of them is one smaller step.
+        """
+        full, left = divmod(self.requests_per_rank * self.prompt_tokens, self.max_step_tokens)
+        steps = [
+            (self.max_step_tokens, full),
+            (left, 1 if left else 0),
+            (self.decode_only_tokens, self.output_tokens / self.tokens_per_step),
+        ]
+        return sum(number for tokens, number in steps if tokens <= capture_tokens) / sum(number for _, number in steps)

@@ -146,12 +146,6 @@ class StepGrowth:
         low = max(0.0, -self.gap_growth_ms)
         return low, min(self.from_step_ms, self.from_step_ms - self.gpu_saving_ms)
 
-    @property
-    def to_gap_ms(self) -> Bounds:
-        """The second step's gap: the first's plus the growth."""
-        low, high = self.from_gap_ms
-        return low + self.gap_growth_ms, high + self.gap_growth_ms
-
 
 @dataclass(frozen=True)
 class Pair:

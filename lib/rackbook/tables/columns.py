@@ -338,6 +338,7 @@ _VOCABULARY = (
     _text("bound_by", "Wider engine waits for", ("GPU", "host")),
     # wide EP: the step by parallel size
     _amount("moe_ms", "Target MoE time per step", "ms"),
+    _text("moe_origin", "Origin of the MoE time", ORIGINS),
     _amount("rest_ms", "Everything else per step", "ms"),
     _amount("steps_per_s", "Steps per second", "steps/s"),
     _amount("output_tok_per_s_per_gpu", "Output throughput per GPU", "tokens/s/GPU"),
@@ -495,9 +496,6 @@ _VOCABULARY = (
     _amount("position_accepted_percent", "Drafts accepted up to the position", "%", 0, 100),
     _count("looked_up_tokens", "Prompt tokens looked up in the prefix cache", "tokens", 0),
     _count("hit_tokens", "Prompt tokens found in the prefix cache", "tokens", 0),
-    _text("metric", "Metric"),
-    _text("labels", "Labels"),
-    _amount("counted", "Grown by", None),
     # runs of a benchmark client
     _count("repeat", "Repeat", None),
     _count("repeats", "Repeats", "runs"),
@@ -535,6 +533,7 @@ _VOCABULARY = (
     _count("num_samples", "All-reduces timed", None),
     _flag("tight", "Interval as narrow as asked for"),
     _text("fact", "Fact"),
+    _text("subject", "What it is a fact of"),
     _text("regime", "Ranks and cores", ("a core per rank", "more ranks than cores")),
     _amount("fit_constant", "α, at no growth", None, None),
     _amount("fit_slope", "β, per unit of growth", None, None),

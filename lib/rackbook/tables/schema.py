@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from numbers import Integral, Real
@@ -76,9 +77,8 @@ class Schema:
         for number, record in enumerate(records, start=1):
             if unknown := record.keys() - names:
                 raise DataError(f"{where}, row {number}: {one_of(min(unknown), names, 'column')}")
-            checked.append(self._row(record, f"{where}, row {number}"))
-        self._unique(checked, where)
-        return pl.DataFrame(checked, schema={c.name: c.dtype for c in self.columns}, orient="row")
+            checked.append((number, self._row(record, f"{where}, row {number}")))
+        return self._frame(checked, where)
 
     def read_csv(self, path: Path) -> pl.DataFrame:
         """Read and check a CSV file; empty cells and NaN are null.
@@ -99,15 +99,29 @@ class Schema:
         self._header(header, name)
         rows = []
         for number, cells in enumerate(lines, start=2):
-            where = f"{name}, row {number}"
             if len(cells) != len(header):
-                raise DataError(f"{where}: got {len(cells)} cells, expected {len(header)}")
-            record = {c.name: _parse(cell, c, where) for cell, c in zip(cells, self.columns, strict=True)}
-            rows.append(self._row(record, where))
+                raise DataError(f"{name}, row {number}: got {len(cells)} cells, expected {len(header)}")
+            rows.append((number, dict(zip(header, cells, strict=True))))
         if not rows:
             raise DataError(f"{name}: the file has a header but no rows")
-        self._unique(rows, name, first=2)
-        return pl.DataFrame(rows, schema={c.name: c.dtype for c in self.columns}, orient="row")
+        return self.of_text(rows, name)
+
+    def of_text(self, rows: Iterable[tuple[int, Mapping[str, str]]], where: str) -> pl.DataFrame:
+        """Build a checked frame from the cells of a file; empty cells, NaN and absent columns are null.
+
+        Args:
+            rows: number of each row, and its cells by column; all of them columns of this table.
+            where: the file, for error messages.
+
+        Raises:
+            DataError: a cell breaks the schema, or a row appears twice.
+        """
+        checked = []
+        for number, cells in rows:
+            at = f"{where}, row {number}"
+            record = {c.name: _parse(cells.get(c.name, ""), c, at) for c in self.columns}
+            checked.append((number, self._row(record, at)))
+        return self._frame(checked, where)
 
     def _header(self, got: list[str], name: str) -> None:
         expected = [c.name for c in self.columns]
@@ -134,14 +148,16 @@ class Schema:
                 raise DataError(f"{where}, column {name}: got nothing, a {row['origin']} point must have it")
         return row
 
-    def _unique(self, rows: list[dict[str, object]], where: str, first: int = 1) -> None:
+    def _frame(self, rows: list[tuple[int, dict[str, object]]], where: str) -> pl.DataFrame:
         seen: dict[tuple[object, ...], int] = {}
-        for number, row in enumerate(rows, start=first):
+        for number, row in rows:
             key = tuple(row[name] for name in (*self.coordinates, "origin", "source"))
             if key in seen:
                 point = ", ".join("(none)" if part is None else str(part) for part in key)
                 raise DataError(f"{where}, row {number}: the same point as row {seen[key]}: {point}")
             seen[key] = number
+        kept = [row for _, row in rows]
+        return pl.DataFrame(kept, schema={c.name: c.dtype for c in self.columns}, orient="row")
 
 
 def _parse(cell: str, expected: Column, where: str) -> object:
