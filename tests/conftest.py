@@ -1,11 +1,20 @@
 """What the tests share: where files that users bring lie, and where the source texts lie."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_turns(tmp_path_factory) -> Iterator[None]:
+    """Tests side by side, and a user's own runs, do not wait for each other's measurements."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RACKBOOK_LEASES", str(tmp_path_factory.mktemp("leases")))
+        yield
 
 
 @pytest.fixture(scope="session")

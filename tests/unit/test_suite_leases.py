@@ -50,6 +50,7 @@ def test_who_waits_for_another_cluster_leaves_this_machine_to_others(tmp_path):
 
 
 def test_the_locks_lie_in_one_place_wherever_temporary_files_go(tmp_path, monkeypatch):
+    monkeypatch.delenv("RACKBOOK_LEASES")
     before = leases.folder()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert leases.folder() == before

@@ -39,7 +39,12 @@ def visible() -> list[str]:
 
 
 def folder() -> Path:
-    """Where the locks lie: one place for all processes of a user, wherever each has its temporary files."""
+    """Where the locks lie: one place for all processes of a user, wherever each has its temporary files.
+
+    RACKBOOK_LEASES names another one: whoever has the same shares this machine.
+    """
+    if named := os.environ.get("RACKBOOK_LEASES"):
+        return Path(named)
     shared = Path("/tmp")  # noqa: S108 - the folder made in it is private
     base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     return base / f"rackbook-leases-{os.getuid()}"
