@@ -39,7 +39,7 @@ nbval: $(VENV)/.installed-test
 # A real vLLM on the processor and a real Slurm. Most of a server's start keeps one core busy, so two files at a time.
 # What the machine lacks for them is skipped, and said.
 real: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
 	$(BIN)/python -m pytest tests/slurm
 
 lock: $(VENV)/.installed-test
