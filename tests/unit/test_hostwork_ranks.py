@@ -397,3 +397,11 @@ def test_a_file_that_is_not_theirs_is_refused(tmp_path, content, words):
         path.write_text(content)
     with pytest.raises(DataError, match=words):
         collectives.read_launched(path)
+
+
+def test_the_segments_of_all_reduces_over_sockets_are_counted(group):
+    with group.ranks(4) as ranks:
+        found = {name: ranks.block(name, 20).segments for name in group.algorithms}
+    # 6 and 2, but what other programs send comes on top, and the system may join two that follow each other
+    assert found["ring over sockets"] > 4
+    assert found["doubling over sockets"] > 1.5

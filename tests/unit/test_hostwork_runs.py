@@ -22,14 +22,15 @@ from rackbook.models.step_account import Pair
 MACHINE = {"cpu": "a processor", "usable_cores": 2.0, "load_1min": 0.0, "packages": {"numpy": "2.4"}}
 
 
-def all_reduce(name, num_ranks, *, cores=2, ms=None, waits=None, cpu_us=None):
-    return {
+def all_reduce(name, num_ranks, *, cores=2, ms=None, waits=None, cpu_us=None, segments=None):
+    row = {
         "all_reduce": name, "num_ranks": num_ranks, "num_hosts": 1, "num_cores": cores, "pinned": num_ranks <= cores,
         "oversubscribed": num_ranks > cores, "num_values": 7 * num_ranks, "sync_p50_ms": ms or 1.0 * num_ranks,
         "sync_low_ms": None, "sync_high_ms": None, "sync_p99_ms": 2.0 * (ms or num_ranks),
         "cpu_us_per_rank": cpu_us or 10.0 * num_ranks, "waits_per_rank": waits or 1.0 + math.log2(num_ranks),
         "num_repeats": 9, "num_samples": 200, "tight": True, "missing_reason": "interval: not here",
     }  # fmt: skip
+    return row if segments is None else row | {"segments_per_rank": segments}
 
 
 def copies(grow=True, bounds=True):
@@ -147,6 +148,24 @@ def test_waits_and_cpu_time_as_two_cores_gave_them_cannot_tell(stored):
     assert "ring over sockets, known to be α + β · n, reads cannot tell (" in found.note
     assert "cpu time of an all-reduce per rank α + β · log2 n (" in found.note, "the opposing fit is told"
     assert WRONG_DOUBLING in found.note
+
+
+def test_tcp_segments_as_two_cores_gave_them_tell(stored):
+    measured_here = {  # at 4 to 64 ranks, on a machine that did other work
+        GLOO: (31.5, 73.5, 157.5, 325.5, 661.5),
+        "doubling over Gloo": (6.0, 9.0, 12.0, 15.0, 18.0),
+        "ring over sockets": (6.0, 14.0, 30.0, 61.2, 124.3),
+        "doubling over sockets": (2.0, 3.0, 4.0, 5.0, 6.0),
+    }
+    rows = [
+        all_reduce(name, n, segments=segments)
+        for name, column in measured_here.items()
+        for n, segments in zip(SHARING, column, strict=True)
+    ]
+    run = stored(all_reduces=rows)
+    assert growth_verdicts.linear_growth(run, GLOO).found is True
+    assert growth_verdicts.linear_growth(run, "doubling over Gloo").found is False
+    assert "tcp segments of an all-reduce per rank α + β · n (" in growth_verdicts.linear_growth(run, GLOO).note
 
 
 def test_a_time_that_falls_with_the_ranks_does_not_grow(stored):
@@ -425,17 +444,18 @@ def test_the_chart_of_times_marks_what_shared_cores(shown):
     assert "hollow: more ranks than cores" in spec["title"]["subtitle"]
 
 
-def test_the_chart_of_waits_names_the_laws_that_were_found(shown):
+def test_the_chart_of_segments_names_the_laws_that_were_found(shown):
     spec = check_chart(
-        charts.waits_by_ranks(shown.all_reduces, shown.fitted_waits, subtitle="x"), name="waits_by_ranks"
+        charts.segments_by_ranks(shown.all_reduces, shown.fitted_segments, subtitle="x"), name="segments_by_ranks"
     )
-    laws = dict(shown.fitted_waits.select("all_reduce", "growth_law").unique().rows())
+    laws = dict(shown.fitted_segments.select("all_reduce", "growth_law").unique().rows())
     for name in ("Gloo all-reduce", "doubling over Gloo"):
         assert (
             (f"{name} {laws[name]}" in spec["title"]["text"]) if name in laws else (name not in spec["title"]["text"])
         )
     none = check_chart(
-        charts.waits_by_ranks(shown.all_reduces, shown.fitted_waits.head(0), subtitle="x"), name="waits_by_ranks"
+        charts.segments_by_ranks(shown.all_reduces, shown.fitted_segments.head(0), subtitle="x"),
+        name="segments_by_ranks",
     )
     assert "No law of growth is better" in none["title"]["text"]
 
@@ -465,7 +485,7 @@ def test_the_other_charts(shown):
     ("draw", "column"),
     [
         (lambda e: charts.all_reduce_times(e.all_reduces.drop("regime"), e.sync_growth, subtitle=""), "regime"),
-        (lambda e: charts.waits_by_ranks(e.all_reduces, e.fitted_waits.drop("formula"), subtitle=""), "formula"),
+        (lambda e: charts.segments_by_ranks(e.all_reduces, e.fitted_segments.drop("formula"), subtitle=""), "formula"),
         (lambda e: charts.prompt_copy_times(e.copies, e.points.drop("stage"), subtitle=""), "stage"),
         (lambda e: charts.tables_and_rows(e.tables.drop("num_blocks"), e.rows, subtitle=""), "num_blocks"),
         (lambda e: charts.cap_for_slo(e.slo_sweep, e.best_caps.drop("best_cap"), subtitle=""), "best_cap"),

@@ -80,33 +80,32 @@ def all_reduce_times(points: pl.DataFrame, growth: pl.DataFrame, *, subtitle: st
     )
 
 
-def waits_by_ranks(points: pl.DataFrame, fitted: pl.DataFrame, *, subtitle: str) -> alt.HConcatChart:
-    """How often a rank waits for another in one all-reduce, and its CPU time: counts that need no core per rank.
+def segments_by_ranks(points: pl.DataFrame, fitted: pl.DataFrame, *, subtitle: str) -> alt.HConcatChart:
+    """How many TCP segments a rank sends in one all-reduce, and its CPU time: counts that need no core per rank.
 
     Args:
         points: of :func:`rackbook.hostwork.measured.all_reduces`.
-        fitted: of :func:`rackbook.hostwork.measured.fitted_growth` for the waits.
+        fitted: of :func:`rackbook.hostwork.measured.fitted_growth` for the segments.
         subtitle: machine, day and vector.
     """
-    columns = ("all_reduce", "regime", "num_ranks", "waits_per_rank", "cpu_us_per_rank", "origin", "source")
-    require(points, columns, "waits_by_ranks points")
+    columns = (
+        "all_reduce", "regime", "num_ranks", "segments_per_rank", "waits_per_rank", "cpu_us_per_rank", "origin",
+        "source",
+    )  # fmt: skip
+    require(points, columns, "segments_by_ranks points")
     require(
         fitted,
-        ("all_reduce", "regime", "growth_law", "num_ranks", "waits_per_rank", "origin", "source", "formula"),
-        "waits_by_ranks fitted",
+        ("all_reduce", "regime", "growth_law", "num_ranks", "segments_per_rank", "origin", "source", "formula"),
+        "segments_by_ranks fitted",
     )
     names = theme.drawn(points["all_reduce"], _ALL_REDUCES)
     color, shape = theme.entity_color("all_reduce", names), theme.origin_shape(["measured"])
     x = _ranks_axis(points)
     panels = []
-    for quantity in ("waits_per_rank", "cpu_us_per_rank"):
+    for quantity in ("segments_per_rank", "cpu_us_per_rank"):
         y = theme.y(quantity, scale=alt.Scale(type="log", nice=False, padding=10))
-        layers = [
-            _dots(
-                points, x, y, color, shape, ("all_reduce", "num_ranks", "regime", "waits_per_rank", "cpu_us_per_rank")
-            )
-        ]
-        if quantity == "waits_per_rank" and fitted.height:
+        layers = [_dots(points, x, y, color, shape, columns[:-2])]
+        if quantity == "segments_per_rank" and fitted.height:
             layers.insert(
                 0,
                 alt.Chart(fitted)
@@ -122,7 +121,7 @@ def waits_by_ranks(points: pl.DataFrame, fitted: pl.DataFrame, *, subtitle: str)
             )
         panels.append(alt.layer(*layers).properties(width=300, height=260))
     return alt.hconcat(*panels, spacing=30).properties(
-        name="waits_by_ranks", title=theme.headline(_law_finding(fitted), subtitle)
+        name="segments_by_ranks", title=theme.headline(_law_finding(fitted), subtitle)
     )
 
 
@@ -328,7 +327,7 @@ def _law_finding(fitted: pl.DataFrame) -> str:
         if name in ("Gloo all-reduce", "doubling over Gloo", "vLLM's all-reduce")
     ]
     return (
-        f"How often a rank waits: {', '.join(laws)}"
+        f"TCP segments of a rank: {', '.join(laws)}"
         if laws
         else "No law of growth is better than the other by this run"
     )

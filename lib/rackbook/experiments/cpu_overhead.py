@@ -194,9 +194,9 @@ class Evidence:
         return measured.facts(self.shown_run)
 
     @cached_property
-    def fitted_waits(self) -> pl.DataFrame:
-        """The better law of the waits, where one is better, "modelled"."""
-        return measured.fitted_growth(self.all_reduces, "waits_per_rank")
+    def fitted_segments(self) -> pl.DataFrame:
+        """The better law of the TCP segments, where one is better, "modelled"."""
+        return measured.fitted_growth(self.all_reduces, "segments_per_rank")
 
     @cached_property
     def copies(self) -> pl.DataFrame:

@@ -44,7 +44,7 @@ class Collectives:
     Attributes:
         points: one row per all-reduce and number of ranks: all_reduce, num_ranks, num_hosts, num_cores, pinned,
             oversubscribed, num_values, sync_p50_ms with its interval sync_low_ms and sync_high_ms, sync_p99_ms,
-            cpu_us_per_rank, waits_per_rank, num_repeats, num_samples, tight, missing_reason.
+            cpu_us_per_rank, waits_per_rank, segments_per_rank, num_repeats, num_samples, tight, missing_reason.
         absent: why an all-reduce was not measured, by name.
         versions: torch and vllm of the rank processes.
     """
@@ -154,6 +154,7 @@ def read_launched(path: Path) -> Collectives:
 def _row(name: str, where: Mapping[str, Any], samples: Samples, blocks: Sequence[Block]) -> dict[str, Any]:
     pooled = np.concatenate([block.durations_ms for block in blocks])
     enough = pooled.size >= LEAST_FOR_P99
+    segments = [block.segments for block in blocks if block.segments is not None]
     too_few = None if enough else f"P99: {pooled.size} all-reduces, it takes {LEAST_FOR_P99}"
     no_bounds = None if samples.interval.low is not None else f"interval: {len(samples.values)} repeats, it takes 6"
     return {
@@ -166,6 +167,7 @@ def _row(name: str, where: Mapping[str, Any], samples: Samples, blocks: Sequence
         "sync_p99_ms": float(np.percentile(pooled, 99)) if enough else None,
         "cpu_us_per_rank": float(np.median([block.cpu_us for block in blocks])),
         "waits_per_rank": float(np.median([block.waits for block in blocks])),
+        "segments_per_rank": float(np.median(segments)) if segments else None,
         "num_repeats": len(samples.values),
         "num_samples": int(pooled.size),
         "tight": samples.tight,

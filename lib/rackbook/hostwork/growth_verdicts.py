@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rackbook.runs import Run
 
 TIME = "sync_p50_ms"
-STANDING_IN = ("waits_per_rank", "cpu_us_per_rank")
+STANDING_IN = ("segments_per_rank", "waits_per_rank", "cpu_us_per_rank")
 """Counts that may stand in for the time where ranks share cores."""
 
 CONTROLS = {"ring over sockets": LINEAR, "doubling over sockets": LOGARITHMIC}

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 OWN_CORE, SHARED_CORE = "a core per rank", "more ranks than cores"
 
-GROWING = ("sync_p50_ms", "cpu_us_per_rank", "waits_per_rank")
-"""What is fitted against the ranks: the time, and two counts that may stand in for it where ranks share cores."""
+GROWING = ("sync_p50_ms", "segments_per_rank", "waits_per_rank", "cpu_us_per_rank")
+"""What is fitted against the ranks: the time, and counts that may stand in for it where ranks share cores."""
 
 BEFORE_COPY = ("list → int32", "new", "cold")
 AFTER_COPY = ("int32 → int32", "reused", "cold")
@@ -30,7 +30,10 @@ _COPY = ("copy", "allocation", "cache_state")
 def all_reduces(run: Run) -> pl.DataFrame:
     """The all-reduces of a run, with the regime in which each was measured."""
     regime = pl.when(pl.col("oversubscribed")).then(pl.lit(SHARED_CORE)).otherwise(pl.lit(OWN_CORE))
-    return run.points("all_reduces").with_columns(regime.alias("regime"))
+    points = run.points("all_reduces").with_columns(regime.alias("regime"))
+    if "segments_per_rank" not in points.columns:  # runs of before they were counted
+        points = points.with_columns(pl.lit(None, pl.Float64).alias("segments_per_rank"))
+    return points
 
 
 def growth_fits(points: pl.DataFrame) -> pl.DataFrame:
@@ -47,6 +50,8 @@ def growth_fits(points: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for (name, regime), group in points.group_by("all_reduce", "regime", maintain_order=True):
         for quantity in GROWING:
+            if not group[quantity].count():  # not counted in this run
+                continue
             described = column(quantity)
             head = {
                 "all_reduce": name,
