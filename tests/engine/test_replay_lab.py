@@ -83,7 +83,7 @@ def test_a_step_time_function_is_fitted_to_single_prompts_on_both_ranks_and_on_o
     assert (step_probe.modelled_s(times, cost, 2, STEP_TOKENS) > 0).all()
     logged = measured.steps.filter(pl.col("schedule") == "probe").sort("iteration")
     steps = joint_steps.joint(logged, 2)
-    assert steps.filter("same_tokens").height >= 4, "the opener did not bring the two ranks' prompts into one step"
+    assert steps.filter("same_tokens").height >= 1, "the opener never brought the two ranks' prompts into one step"
 
 
 def test_a_server_that_ends_in_mid_replay_ends_the_experiment_and_keeps_what_was_measured(measured, server):
