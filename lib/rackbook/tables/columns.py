@@ -529,7 +529,7 @@ _VOCABULARY = (
     _amount("sync_p99_ms", "Time of an all-reduce, P99", "ms"),
     _amount("cpu_us_per_rank", "CPU time of an all-reduce per rank", "µs"),
     _amount("waits_per_rank", "Waits in an all-reduce per rank", "waits"),
-    _amount("segments_per_rank", "TCP segments of an all-reduce per rank", "segments"),
+    _amount("segments_per_rank", "TCP segments of an all-reduce per rank", None),
     _count("num_repeats", "Repeats of the measurement", "repeats"),
     _count("num_samples", "All-reduces timed", None),
     _flag("tight", "Interval as narrow as asked for"),
