@@ -271,6 +271,8 @@ def test_probes_that_give_no_function_are_refused():
     )
     with pytest.raises(DataError, match="grow with the depth alone"):
         step_probe.fit(too_steep, 2, 2_048)
+    with pytest.raises(DataError, match="no earlier than those of its prompts"):
+        step_probe.fit(frame.with_columns(pl.lit(5.0).alias("done_s")), 2, 2_048)
     with pytest.raises(DataError, match="of 9 probes have no answer"):
         step_probe.medians(frame.with_columns(pl.when(pl.col("request") > 0).then("done_s").alias("done_s")))
     with pytest.raises(ParameterError, match="allowed: lengths ≥ 1"):

@@ -94,6 +94,8 @@ def fit(requests: pl.DataFrame, num_ranks: int, max_num_batched_tokens: int) -> 
             f"a step-time function needs probes of at least 3 lengths, got {times['input_tokens'].n_unique()}"
         )
     seconds = times["step_s"].to_numpy()
+    if (seconds <= 0).any():
+        raise DataError("an opener's answer came no earlier than those of its prompts: the machine is too busy")
     costs, _ = optimize.nnls(_terms(times, num_ranks, max_num_batched_tokens) / seconds[:, None], np.ones_like(seconds))
     fixed, per_token, depth, shared = (float(cost) for cost in costs)
     if not (fixed or per_token):
