@@ -358,6 +358,14 @@ def test_runs_that_disagree_about_the_step_are_a_doubt():
     ]
 
 
+def test_a_forward_pass_longer_than_the_step_around_it_is_a_doubt():
+    pairs = pl.DataFrame({"setting": ["a", "b"], "forward_ms": [7.8, 7.2], "engine_ms": [7.24, 7.25]})
+    assert engine_gap.apart(pairs) == [
+        "a: the forward pass took 7.80 ms and the engine's step 7.24 ms, so they were not measured under the same "
+        "conditions"
+    ]
+
+
 def test_a_batch_that_cannot_be_is_named():
     with pytest.raises(DataError, match="batch, steps: got 0"):
         Batch(1, 1, 0)

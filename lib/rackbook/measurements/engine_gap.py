@@ -51,8 +51,9 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
         run.write_points(seen.steps, "steps")
         server_lines.keep(plan, run)
         forward = lab_forward(seen) if cluster.is_lab else gpu_forward(plan, run)
-        run.write_points(pairs(plan, seen, forward))
-        for doubt in doubts(seen.runs):
+        found_pairs = pairs(plan, seen, forward)
+        run.write_points(found_pairs)
+        for doubt in (*doubts(seen.runs), *apart(found_pairs)):
             run.flag(doubt)
     return runs.read(run.folder.with_name(run.id))
 
@@ -113,6 +114,19 @@ def doubts(rows: pl.DataFrame) -> list[str]:
             half = interval.high - interval.estimate
             found.append(f"{stage}: {interval.estimate:.2f} ± {half:.2f} ms per output token, limit ± 20 %")
     return found
+
+
+def apart(found: pl.DataFrame) -> list[str]:
+    """Pairs whose two steps cannot be of one batch on one machine: the part took longer than the whole.
+
+    Args:
+        found: of :func:`pairs`.
+    """
+    return [
+        f"{row['setting']}: the forward pass took {row['forward_ms']:.2f} ms and the engine's step "
+        f"{row['engine_ms']:.2f} ms, so they were not measured under the same conditions"
+        for row in found.filter(pl.col("forward_ms") > pl.col("engine_ms")).iter_rows(named=True)
+    ]
 
 
 def gpu_forward(plan: Plan, run: Recorder) -> dict[str, float]:
