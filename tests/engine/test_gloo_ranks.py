@@ -13,7 +13,7 @@ import vllm_033
 
 import rackbook
 from rackbook.hostwork import collectives, recording
-from rackbook.hostwork.rank_group import RankError, RankGroup
+from rackbook.hostwork.rank_group import BLOCK_S, RankError, RankGroup
 
 GLOO, DOUBLING, VLLM = "Gloo all-reduce", "doubling over Gloo", "vLLM's all-reduce"
 
@@ -49,17 +49,18 @@ def test_a_rank_that_dies_in_mid_collective_ends_the_block_in_seconds(group, nam
         before = time.monotonic()
         with pytest.raises(RankError, match=f"rank 1 of 3 was ended by SIGKILL, in a block of 100000 × {name}"):
             ranks.block(name, 100_000)
-        assert time.monotonic() - before < 8
+        assert time.monotonic() - before < BLOCK_S / 2, "it does not wait for the time to run out"
         killer.join()
         assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.pids)
 
 
-def test_a_gloo_rank_waits_oftener_than_one_that_doubles(lab):
+def test_a_gloo_rank_sends_more_than_one_that_doubles(lab):
     """The count behind the verdict on growth: no number of cores is needed for it."""
     found = collectives.measure([8, 16], algorithms=[GLOO, DOUBLING], interpreter=lab.python, budget_s=4.0).points
-    waits = {row[:2]: row[2] for row in found.select("all_reduce", "num_ranks", "waits_per_rank").rows()}
-    assert 1.6 < waits[GLOO, 16] / waits[GLOO, 8] < 2.4, "in proportion to the ranks"
-    assert waits[GLOO, 16] > 4 * waits[DOUBLING, 16], "thirty hops against four"
+    sent = {row[:2]: row[2] for row in found.select("all_reduce", "num_ranks", "segments_per_rank").rows()}
+    assert 1.8 < sent[GLOO, 16] / sent[GLOO, 8] < 2.4, "in proportion to the ranks but one"
+    assert 1.2 < sent[DOUBLING, 16] / sent[DOUBLING, 8] < 1.5, "four hops against three"
+    assert sent[GLOO, 16] > 4 * sent[DOUBLING, 16], "thirty hops against four"
 
 
 def test_the_lab_is_what_the_ranks_run_with_where_this_python_has_no_torch(lab):

@@ -18,8 +18,8 @@ import pytest
 import rackbook
 from rackbook.errors import DataError, ParameterError
 from rackbook.hostwork import collectives
-from rackbook.hostwork.rank_group import RankError, RankGroup
-from rackbook.hostwork.ranks import lanes, launched, schedules, timing, wiring
+from rackbook.hostwork.rank_group import BLOCK_S, RankError, RankGroup
+from rackbook.hostwork.ranks import lanes, launched, schedules, segments, timing, wiring
 from rackbook.models.collective import recursive_doubling_hops
 
 SOCKETS = ("doubling over sockets", "ring over sockets")
@@ -137,10 +137,30 @@ def test_the_first_all_reduce_of_a_block_is_checked_and_not_counted(monkeypatch)
 
 def test_of_several_ranks_the_slowest_counts():
     parts = [
-        {"durations_ns": [5, 2], "cpu_ns": 10, "waits": 4},
-        {"durations_ns": [1, 9], "cpu_ns": 30, "waits": 0},
+        {"durations_ns": [5, 2], "cpu_ns": 10, "waits": 4, "segments": 3.0},
+        {"durations_ns": [1, 9], "cpu_ns": 30, "waits": 0, "segments": 1.0},
     ]
-    assert timing.joined(parts, 2) == {"durations_ns": [5, 9], "cpu_ns": 10.0, "waits": 1.0}
+    joined = {"durations_ns": [5, 9], "cpu_ns": 10.0, "waits": 1.0, "segments": 2.0}
+    assert timing.joined(parts, 2) == joined
+    parts[1]["segments"] = None
+    assert timing.joined(parts, 2) == joined | {"segments": None}
+
+
+def test_segments_are_those_of_this_process_s_own_connections():
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        ours = socket.create_connection(meeting.getsockname())
+        theirs, _ = meeting.accept()
+        with ours, theirs:
+            before = segments.sent()
+            if before is None:
+                pytest.skip("this system does not tell")
+            for _ in range(3):
+                ours.sendall(b"x")
+                theirs.recv(1)
+            assert segments.sent() - before == 3
+            assert ours.fileno() >= 0, "it is still open"
+            ours.sendall(b"y")
+            assert theirs.recv(1) == b"y"
 
 
 # ── real processes ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +213,7 @@ def test_a_rank_that_dies_in_mid_collective_ends_the_block_with_its_name(group, 
             RankError, match=f"rank {victim} of 4 was ended by SIGKILL, in a block of 1000000 × doubling"
         ):
             ranks.block("doubling over sockets", 1_000_000)
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < BLOCK_S / 2, "it does not wait for the time to run out"
         killer.join()
     assert gone(pids)
     with group.ranks(2) as ranks:  # the group is as good as new
@@ -348,18 +368,24 @@ def test_slurm_names_do_as_well(tmp_path):
     assert collectives.read_launched(out).points["num_ranks"].to_list() == [2, 2]
 
 
+def num_sockets(pid):
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we look
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
 def test_a_launched_rank_that_dies_ends_the_others_in_seconds(tmp_path):
     port = free_port()
     started = [start(rank, 3, port, tmp_path / "f", "--turns", "1000000") for rank in range(3)]
     deadline = time.monotonic() + 30
-    while sum("socket" in str(fd.readlink()) for fd in Path(f"/proc/{started[0].pid}/fd").iterdir()) < 5:
+    while num_sockets(started[0].pid) < 5:
         assert time.monotonic() < deadline, "rank 0 never had the two guests, two partners and the meeting"
         time.sleep(0.02)
     time.sleep(0.3)
     started[1].kill()
-    before = time.monotonic()
     assert [process.wait(20) for process in started] == [1, -9, 1]
-    assert time.monotonic() - before < 10
     assert "rank 1 has closed its connection: it ended or was killed" in started[0].stderr.read()
     assert not (tmp_path / "f").exists()
     for process in started:
@@ -402,6 +428,6 @@ def test_a_file_that_is_not_theirs_is_refused(tmp_path, content, words):
 def test_the_segments_of_all_reduces_over_sockets_are_counted(group):
     with group.ranks(4) as ranks:
         found = {name: ranks.block(name, 20).segments for name in group.algorithms}
-    # 6 and 2, but what other programs send comes on top, and the system may join two that follow each other
-    assert found["ring over sockets"] > 4
-    assert found["doubling over sockets"] > 1.5
+    # each hop is one, but the system may join two that follow each other
+    assert 4 < found["ring over sockets"] <= 6
+    assert 1.5 < found["doubling over sockets"] <= 2

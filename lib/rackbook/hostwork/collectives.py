@@ -139,7 +139,7 @@ def read_launched(path: Path) -> Collectives:
         }
         rows = []
         for name, parts in found["blocks"].items():
-            blocks = [Block(np.array(p["durations_ns"]) * 1e-6, p["cpu_ns"] * 1e-3, p["waits"]) for p in parts]
+            blocks = [Block.of(part) for part in parts]
             medians = tuple(float(np.median(block.durations_ms)) for block in blocks)
             rows.append(_row(name, where, Samples(medians, median_interval(medians), tight=False), blocks))
         return Collectives(pl.DataFrame(rows, infer_schema_length=None), dict(found["absent"]), {})

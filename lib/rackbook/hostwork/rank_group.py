@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +47,18 @@ class Block:
         durations_ms: of each all-reduce the longest of any rank; shape [turns].
         cpu_us: CPU time per all-reduce and rank, all threads, mean.
         waits: times that a rank gave the CPU away per all-reduce, mean: each is a wait for another rank.
-        segments: TCP segments with data that this machine sent per all-reduce and rank, those of other programs among
-            them; None where that was not counted.
+        segments: TCP segments with data that a rank sent per all-reduce, mean; None where that was not counted.
     """
 
     durations_ms: NDArray[np.float64]
     cpu_us: float
     waits: float
     segments: float | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """What :func:`rackbook.hostwork.ranks.timing.joined` tells of a block."""
+        return cls(np.array(told["durations_ns"]) * 1e-6, told["cpu_ns"] * 1e-3, told["waits"], told.get("segments"))
 
 
 class RankGroup:
@@ -223,22 +227,5 @@ class Ranks:
         Raises:
             RankError: a rank ended, gave a wrong sum, or does not answer; all ranks are ended then.
         """
-        before = segments_sent()
         found = self.group._ask("block", {"algorithm": algorithm, "turns": num_turns, "within_s": within_s}, within_s)
-        after = segments_sent()
-        all_reduces = (num_turns + 1) * self.num_ranks  # the first of a block is not timed, but sent
-        segments = None if before is None or after is None else (after - before) / all_reduces
-        return Block(np.array(found["durations_ns"]) * 1e-6, found["cpu_ns"] * 1e-3, found["waits"], segments)
-
-
-def segments_sent() -> int | None:
-    """TCP segments with data that this machine has sent, over its own loopback or elsewhere; None where that is hidden.
-
-    Acknowledgements without data are left out, and so are repetitions: how many there are hangs on how fast it goes.
-    """
-    try:
-        lines = [line.split() for line in Path("/proc/net/netstat").read_text("ascii").splitlines()]
-        names, counts = (line for line in lines if line[0] == "TcpExt:")
-        return int(dict(zip(names, counts, strict=True))["TCPOrigDataSent"])
-    except (OSError, ValueError, KeyError):
-        return None
+        return Block.of(found)

@@ -238,7 +238,7 @@ def serve() -> int:
     Commands and answers, one JSON object per line:
         {"open": {"algorithms": […]}} → {"absent": {name: why}, "torch": version or null}
         {"start": {"ranks": n, "algorithms": […], "cores": […] or null, "port": p, "within_s": s}} → {"pids": […]}
-        {"block": {"algorithm": a, "turns": k, "within_s": s}} → durations_ns, cpu_ns, waits
+        {"block": {"algorithm": a, "turns": k, "within_s": s}} → durations_ns, cpu_ns, waits, segments
         {"stop": {}} → {}
     An answer {"error": text} ends the ranks, not the nursery.
     """

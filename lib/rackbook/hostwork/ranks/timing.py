@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rackbook.hostwork.ranks import lanes
+from rackbook.hostwork.ranks import lanes, segments
 
 try:
     import resource
@@ -31,12 +31,14 @@ def block(algorithm: Any, rank: int, num_ranks: int, first_turn: int, num_turns:
 
     Returns:
         durations_ns: one per all-reduce; cpu_ns: CPU time of this process inside them, all threads, summed; waits:
-        times that the process gave the CPU away, summed over the block.
+        times that the process gave the CPU away, summed over the block; segments: TCP segments with data that it sent
+        per all-reduce, the first one included, None where that is not known.
 
     Raises:
         WrongSumError: a sum that is not that of the contributions.
     """
     durations, cpu_ns, waits = [], 0, 0
+    sent_before = segments.sent()
     for turn in range(first_turn, first_turn + 1 + num_turns):
         algorithm.put(lanes.contribution(rank, num_ranks, turn))
         waits_before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
@@ -56,18 +58,23 @@ def block(algorithm: Any, rank: int, num_ranks: int, first_turn: int, num_turns:
                 f"got {got[place] if place is not None else len(got)}, expected "
                 f"{expected[place] if place is not None else len(expected)}"
             )
-    return {"durations_ns": durations, "cpu_ns": cpu_ns, "waits": waits}
+    sent = segments.sent()
+    per_turn = None if sent is None or sent_before is None else (sent - sent_before) / (num_turns + 1)
+    return {"durations_ns": durations, "cpu_ns": cpu_ns, "waits": waits, "segments": per_turn}
 
 
 def joined(parts: list[dict[str, Any]], num_turns: int) -> dict[str, Any]:
     """Put the ranks' views of one block together.
 
     Returns:
-        durations_ns: of each all-reduce the longest of any rank; cpu_ns and waits: per all-reduce and rank, mean.
+        durations_ns: of each all-reduce the longest of any rank; cpu_ns, waits and segments: per all-reduce and rank,
+        mean; segments is None if a rank does not know them.
     """
     per = len(parts) * num_turns
+    sent = [part["segments"] for part in parts]
     return {
         "durations_ns": [max(each) for each in zip(*(part["durations_ns"] for part in parts), strict=True)],
         "cpu_ns": sum(part["cpu_ns"] for part in parts) / per,
         "waits": sum(part["waits"] for part in parts) / per,
+        "segments": None if None in sent else sum(sent) / len(sent),
     }
