@@ -219,7 +219,7 @@ def test_a_receiver_that_dies_is_an_error_and_not_a_hang(small_pool, monkeypatch
     before = time.monotonic()
     with pytest.raises(kv_rows.TransferError, match="the receiver of the rows"):
         kv_rows.measure([64], row_bytes=890)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 20
 
 
 def test_the_receiver_ends_with_its_parent():
@@ -234,7 +234,7 @@ def test_the_receiver_ends_with_its_parent():
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{child}/exe") and time.monotonic() < deadline:  # noqa: PTH110 - a zombie has no exe
         time.sleep(0.02)
     assert time.monotonic() < deadline

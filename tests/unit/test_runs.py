@@ -244,10 +244,11 @@ def test_committed_runs_are_read_and_a_damaged_one_is_an_error(home, tmp_path):
 
 
 def test_a_run_lasts_as_long_as_its_block():
+    before = time.monotonic()
     with runs.record("a", {}, machine=MACHINE) as run:
         time.sleep(0.05)
         run.write_points(POINTS)
-    assert 0.05 <= runs.read(run.id).provenance["duration_s"] < 5
+    assert 0.05 <= runs.read(run.id).provenance["duration_s"] <= time.monotonic() - before + 0.01
 
 
 def test_runs_of_a_notebook_lie_where_the_command_line_looks(tmp_path, monkeypatch):
