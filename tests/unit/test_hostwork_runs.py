@@ -220,6 +220,9 @@ def test_the_table_of_laws_names_the_better_one_and_what_is_absent(stored):
     assert drawn.select("num_ranks", "waits_per_rank").rows() == [
         (n, pytest.approx(7 * n + 2)) for n in (4, 8, 16, 32, 64)
     ]
+    assert drawn["formula"].unique().to_list() == ["α = 2 waits, β = 7 waits"]
+    sent = measured.all_reduces(stored(all_reduces=[all_reduce(GLOO, n, segments=3.0 * n) for n in SHARING]))
+    assert measured.fitted_growth(sent, "segments_per_rank")["formula"].unique().to_list() == ["α = 0, β = 3"]
 
 
 # ── copies ──────────────────────────────────────────────────────────────────────────────────────────────────────

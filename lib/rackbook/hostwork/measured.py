@@ -172,7 +172,7 @@ def fitted_growth(points: pl.DataFrame, quantity: str) -> pl.DataFrame:
         if found is None or found.better is None:
             continue
         fit = found.fits[found.better]
-        unit = column(quantity).unit
+        unit = f" {unit}" if (unit := column(quantity).unit) else ""
         for ranks in sorted(powers_of_two(group)["num_ranks"].unique().to_list()):
             rows.append(
                 {
@@ -183,7 +183,7 @@ def fitted_growth(points: pl.DataFrame, quantity: str) -> pl.DataFrame:
                     quantity: fit.at(ranks),
                     "origin": "modelled",
                     "source": group["source"][0],
-                    "formula": f"α = {fit.constant:.3g} {unit}, β = {fit.slope:.3g} {unit}",
+                    "formula": f"α = {round(fit.constant, 9) + 0.0:.3g}{unit}, β = {fit.slope:.3g}{unit}",
                 }
             )
     names = ("all_reduce", "regime", "growth_law", "num_ranks", quantity, "origin", "source", "formula")
