@@ -95,7 +95,11 @@ def loss_by_ranks(
             tooltip=theme.tooltip(*columns, "whole_run_loss_percent", "formula"),
         )
     )  # fmt: skip
-    return (ranges + lines + spread + dots).properties(
+    return alt.layer(
+        ranges,
+        lines,
+        spread,
+        dots,
         name="loss_by_ranks",
         width=460,
         height=300,
@@ -151,7 +155,10 @@ def loss_by_assumption(sensitivity: pl.DataFrame, losses: pl.DataFrame, *, subti
         shape=theme.origin_shape(["simulated"]),
         tooltip=theme.tooltip(*columns, "excess_percent"),
     )
-    return (rules + bars + dots).properties(
+    return alt.layer(
+        rules,
+        bars,
+        dots,
         name="loss_by_assumption",
         width=460,
         height=alt.Step(22),
@@ -191,7 +198,10 @@ def throughput_per_gpu_by_ranks(per_gpu: pl.DataFrame, *, subtitle: str) -> alt.
         .encode(x=x, y=y, text="label:N", color=theme.entity_color("setting", settings))
     )
     worst = max(drop, key=drop.get)
-    return (lines + dots + labels).properties(
+    return alt.layer(
+        lines,
+        dots,
+        labels,
         name="throughput_per_gpu_by_ranks",
         width=360,
         height=280,
@@ -237,7 +247,10 @@ def waiting_by_ranks(laws: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         .encode(x=x, y=y, shape=theme.origin_shape(["derived"]), tooltip=theme.tooltip(*columns))
     )
     ratio = pair["excess_to_two_ranks"].max()
-    return (lines + bars + dots).properties(
+    return alt.layer(
+        lines,
+        bars,
+        dots,
         name="waiting_by_ranks",
         width=480,
         height=300,
@@ -266,7 +279,10 @@ def ttft_by_load(policies: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     dots = base.mark_point(filled=True, size=80, opacity=1).encode(
         y=y, shape=theme.origin_shape(["simulated"]), tooltip=theme.tooltip(*columns, "wait_percent")
     )
-    return (lines + bars + dots).properties(
+    return alt.layer(
+        lines,
+        bars,
+        dots,
         name="ttft_by_load",
         width=460,
         height=280,

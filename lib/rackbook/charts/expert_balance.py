@@ -55,7 +55,10 @@ def balancedness_by_state(states: pl.DataFrame, *, subtitle: str) -> alt.LayerCh
         .encode(x=x, text="text:N")
     )
     least = states.sort(VALUE).row(0, named=True)
-    return (stems + dots + words).properties(
+    return alt.layer(
+        stems,
+        dots,
+        words,
         name="balancedness_by_state",
         height=alt.Step(22),
         title=theme.headline(
@@ -138,7 +141,10 @@ def balancedness_by_tokens(points: pl.DataFrame, printed: pl.DataFrame, *, subti
         f"{_listed(inside.filter(pl.col('part') == part)['tokens_per_request'].to_list())} tokens of the {part}"
         for part in parts
     ]
-    return (bands + lines + _curves(points, "tokens_per_request", x)).properties(
+    return alt.layer(
+        bands,
+        lines,
+        _curves(points, "tokens_per_request", x),
         name="balancedness_by_tokens",
         title=theme.headline(f"The printed baselines fit {' and '.join(fits)}", subtitle),
     )
@@ -185,7 +191,10 @@ def balancedness_of_draws(draws: pl.DataFrame, means: pl.DataFrame, *, subtitle:
         for part in parts
         for bins in [draws.filter(pl.col("part") == part)]
     ]
-    return (bars + rules + words).properties(
+    return alt.layer(
+        bars,
+        rules,
+        words,
         name="balancedness_of_draws",
         title=theme.headline(f"Single layers and steps lie anywhere from {', '.join(spans)}", subtitle),
     )
@@ -212,7 +221,9 @@ def load_by_place(order: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     dots = layers.points(order, x, y, names, color=color, size=40)
     busiest = order.filter(pl.col("load_place") == 1)
     excess = ", ".join(f"{100 * (row['load_to_mean'] - 1):.1f} % ({row['part']})" for row in busiest.to_dicts())
-    return (band + dots).properties(
+    return alt.layer(
+        band,
+        dots,
         name="load_by_place",
         title=theme.headline(f"The busiest of equal ranks has more than the mean by {excess}", subtitle),
     )

@@ -66,7 +66,7 @@ def balancedness_over_steps(
             .mark_tick(orient="vertical", size=12, thickness=2, color=theme.INK)
             .encode(x=x, y=alt.datum(0.03), tooltip=theme.tooltip("part", "step", "window_steps", "num_experts_moved"))
         )
-        panels.append((lines + rules + marks).properties(width=300, height=280, title=part))
+        panels.append(alt.layer(lines, rules, marks, width=300, height=280, title=part))
     found = {
         part: course.filter((pl.col("part") == part) & (pl.col("balance_of") == _WITH))
         .drop_nulls("window_steps")[VALUE]
@@ -107,7 +107,10 @@ def balancedness_by_memory(points: pl.DataFrame, states: pl.DataFrame, *, subtit
         reached = rows.filter((pl.col("part") == part) & (pl.col("after") >= value - 0.005))
         least = f"{reached['memory_steps'].min():,.0f}" if reached.height else "more"
         needed.append(f"{least} steps ({part})")
-    return (lines + rules + dots).properties(
+    return alt.layer(
+        lines,
+        rules,
+        dots,
         name="balancedness_by_memory",
         title=theme.headline(f"The printed figures need preferences that last {', '.join(needed)}", subtitle),
     )
@@ -194,7 +197,10 @@ def balancedness_by_window(points: pl.DataFrame, *, subtitle: str) -> alt.LayerC
         .encode(x=x, y=y, color=color, text="window:N")
     )
     best, worst = rows.sort("after", descending=True).row(0, named=True), rows.sort("after").row(0, named=True)
-    return (lines + dots + words).properties(
+    return alt.layer(
+        lines,
+        dots,
+        words,
         name="balancedness_by_window",
         title=theme.headline(
             f"{best['after']:.3f} with a window of {best['window_steps']:,} every {best['interval_steps']:,} steps, "
@@ -231,7 +237,11 @@ def cost_by_balancedness(cost: pl.DataFrame, states: pl.DataFrame, *, subtitle: 
         .encode(x=x, y=y, text=alt.Text("extra_ms:Q", format=".1f"))
     )
     worst = marked.filter(pl.col(VALUE) == marked[VALUE].min())["extra_ms"]
-    return (rules + lines + dots + words).properties(
+    return alt.layer(
+        rules,
+        lines,
+        dots,
+        words,
         name="cost_by_balancedness",
         title=theme.headline(
             f"A balancedness of {marked[VALUE].min():g} costs {worst.max():.1f} ms if all of the MoE time waits, "
@@ -262,7 +272,7 @@ def expert_loads_by_place(places: pl.DataFrame, *, subtitle: str) -> alt.LayerCh
     said = "No routed experts were recorded"
     if places.height:
         said = f"The busiest expert of a layer has {busiest.min():.1f} to {busiest.max():.1f} times the mean"
-    return (lines + dots).properties(name="expert_loads_by_place", title=theme.headline(said, subtitle))
+    return alt.layer(lines, dots, name="expert_loads_by_place", title=theme.headline(said, subtitle))
 
 
 def _against(rows: pl.DataFrame, x: alt.X, by: str, references: dict[str, str]) -> alt.LayerChart:

@@ -56,7 +56,7 @@ def gain_by_new_tokens(
         return dots + layers.numbers(frame, x, y, "gain_percent", ".1f", dy=-12)
 
     y = theme.y("gain_percent", scale=scale)
-    sized = (band + marked(placed, _new_tokens_axis(placed), y)).properties(width=400)
+    sized = alt.layer(band, marked(placed, _new_tokens_axis(placed), y), width=400)
     unsized = marked(
         points.select(columns).filter(pl.col("new_tokens").is_null()),
         alt.X("fix:N", title="number of new tokens not printed", sort=fixes, axis=alt.Axis(labels=False, ticks=False)),
@@ -96,7 +96,10 @@ def gain_by_switch(gains: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     )
     numbers = layers.numbers(gains, x, y, "gain_percent", "+.1f", dy=-12, color=color)
     largest = gains.sort("gain_percent", maintain_order=True).row(-1, named=True)
-    return (base.mark_line(strokeWidth=1, opacity=0.6) + dots + numbers).properties(
+    return alt.layer(
+        base.mark_line(strokeWidth=1, opacity=0.6),
+        dots,
+        numbers,
         name="gain_by_switch",
         title=theme.headline(
             f"Largest gain of a switch: {largest['gain_percent']:+.1f} %, {largest['fix']}, "
@@ -141,7 +144,11 @@ def fixes_one_after_the_other(ladder: pl.DataFrame, total: pl.DataFrame, *, subt
     product = ladder["multiplied_gain_percent"][-1]
     least, most = total.select(limits).row(0)
     where = "inside" if least <= product <= most else "outside"
-    return (band + steps + dots + numbers).properties(
+    return alt.layer(
+        band,
+        steps,
+        dots,
+        numbers,
         name="fixes_one_after_the_other",
         height=alt.Step(44),
         title=theme.headline(
@@ -214,7 +221,12 @@ def combined_gains(compositions: pl.DataFrame, totals: pl.DataFrame, *, subtitle
         for way in _COMPOSITIONS
     }
     multiplied, added = (", ".join(met[way]) or "no size" for way in _COMPOSITIONS)
-    return (span + edges + errors + dots + numbers).properties(
+    return alt.layer(
+        span,
+        edges,
+        errors,
+        dots,
+        numbers,
         name="combined_gains",
         height=alt.Step(40, **{"for": "position"}),
         title=theme.headline(f"Multiplied, the gains meet the total at: {multiplied}; added, at: {added}", subtitle),
@@ -311,7 +323,10 @@ def time_per_token(times: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     numbers = layers.numbers(placed, "middle_us:Q", y, "us_per_token", ".2f", dy=9)
     saved = times.filter((pl.col("reading") == orders[0]) & (pl.col("time_of") != parts[0]))["us_per_token"].sum()
     one = times.filter(pl.col("time_of") == parts[1])["us_per_token"]
-    return (bars + dots + numbers).properties(
+    return alt.layer(
+        bars,
+        dots,
+        numbers,
         name="time_per_token",
         height=alt.Step(52),
         title=theme.headline(

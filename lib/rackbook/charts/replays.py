@@ -51,7 +51,11 @@ def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, subtitle: s
             tooltip=theme.tooltip(*mean_columns, "pair_spread_points", "pairs_needed"),
         )
     )  # fmt: skip
-    return (zero + ticks + bars + dots).properties(
+    return alt.layer(
+        zero,
+        ticks,
+        bars,
+        dots,
         name="loss_by_comparison",
         width=440,
         height=alt.Step(34),

@@ -59,7 +59,11 @@ def throughput_by_interactivity(points: pl.DataFrame, *, subtitle: str | list[st
             ),
         )
     )  # fmt: skip
-    return (pairs + frontier + dots + _curve_labels(drawn, x, y)).properties(
+    return alt.layer(
+        pairs,
+        frontier,
+        dots,
+        _curve_labels(drawn, x, y),
         name="throughput_by_interactivity",
         width=520,
         height=340,

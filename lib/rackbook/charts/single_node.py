@@ -41,8 +41,8 @@ def measured_output_by_load(measured: pl.DataFrame, *, subtitle: str) -> alt.Lay
     if not measured_rows.is_empty():
         best = measured_rows.row(-1, named=True)
         text = f"Most output tokens, {best['output_tok_per_s']:,.0f} per second, at {best['workload']}"
-    return (spread + dots + labels).properties(
-        name="measured_output_by_load", height=alt.Step(40), title=theme.headline(text, subtitle)
+    return alt.layer(
+        spread, dots, labels, name="measured_output_by_load", height=alt.Step(40), title=theme.headline(text, subtitle)
     )
 
 
@@ -90,8 +90,8 @@ def output_by_engine(runs: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         finding = (
             f"At {next(iter(pair))} vLLM generates {rate['vLLM'] / rate['DeepInfer']:.2f} times as much as DeepInfer"
         )
-    return (bars + dots + numbers + gaps).properties(
-        name="output_by_engine", width=alt.Step(56), title=theme.headline(finding, subtitle)
+    return alt.layer(
+        bars, dots, numbers, gaps, name="output_by_engine", width=alt.Step(56), title=theme.headline(finding, subtitle)
     )
 
 
@@ -135,7 +135,10 @@ def request_time_by_part(parts: pl.DataFrame, loop: pl.DataFrame, *, subtitle: s
         )
     )
     first = loop.row(0, named=True)
-    return (bars + prefill + numbers).properties(
+    return alt.layer(
+        bars,
+        prefill,
+        numbers,
         name="request_time_by_part",
         height=alt.Step(64),
         title=theme.headline(
@@ -195,7 +198,11 @@ def step_tokens_by_new_prompts(sizes: pl.DataFrame, ceilings: pl.DataFrame, *, s
         .transform_calculate(label="'graphs to ' + format(datum.max_capture_tokens, ',')")
         .encode(x=alt.value("width"), y=alt.Y("max_capture_tokens:Q", title=title("step_tokens")), text="label:N")
     )
-    return (bars + rules + words + numbers).properties(
+    return alt.layer(
+        bars,
+        rules,
+        words,
+        numbers,
         name="step_tokens_by_new_prompts",
         width=alt.Step(52),
         title=theme.headline(
@@ -233,7 +240,11 @@ def kv_bytes_by_figure(kv: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     ends = alt.X("high:Q", title=title("kv_bytes_per_token"))
     numbers = layers.numbers(kv, ends, y, "kv_bytes_per_token", ",.0f", dx=9)
     least, most = kv["kv_bytes_per_token"].min(), kv["kv_bytes_per_token"].max()
-    return (bars + ranges + marks + numbers).properties(
+    return alt.layer(
+        bars,
+        ranges,
+        marks,
+        numbers,
         name="kv_bytes_by_figure",
         height=alt.Step(40),
         title=theme.headline(

@@ -46,7 +46,11 @@ def step_time_by_context(points: pl.DataFrame, curve: pl.DataFrame, *, subtitle:
     dots = layers.points(points, x, y, ("context_tokens", "step_ms", "hardware", "model"), color=theme.BLUE)
     labels = layers.numbers(points, x, y, "step_ms", ".2f", dy=-14)
     ends = points.sort("context_tokens")["step_ms"]
-    return (band + line + dots + labels).properties(
+    return alt.layer(
+        band,
+        line,
+        dots,
+        labels,
         name="step_time_by_context",
         title=theme.headline(f"Over the whole sweep the decode step grows by {ends[-1] - ends[0]:.2f} ms", subtitle),
     )
@@ -85,8 +89,8 @@ def measured_step_by_context(measured: pl.DataFrame, *, subtitle: str) -> alt.La
         f"From {_in_k(first['context_tokens'])} to {_in_k(last['context_tokens'])} tokens the measured step goes from "
         f"{first['step_ms']:.1f} to {last['step_ms']:.1f} ms"
     )
-    return (spread + dots + labels).properties(
-        name="measured_step_by_context", title=theme.headline(text, subtitle), width=460
+    return alt.layer(
+        spread, dots, labels, name="measured_step_by_context", title=theme.headline(text, subtitle), width=460
     )
 
 
@@ -146,7 +150,9 @@ def engine_steps_by_context(steps: pl.DataFrame, *, subtitle: str, bin_tokens: i
             ),
         )
     )
-    return (spread + medians).properties(
+    return alt.layer(
+        spread,
+        medians,
         name="engine_steps_by_context",
         title=theme.headline("Measured decode steps of another engine, by batch size and context", subtitle),
     )

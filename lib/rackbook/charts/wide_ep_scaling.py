@@ -62,7 +62,10 @@ def step_time_by_ep_size(curve: pl.DataFrame, points: pl.DataFrame, *, subtitle:
     if measured.height:
         numbers += layers.numbers(measured, x, y, "step_ms", ".1f", dy=16).encode(detail="component:N")
     smallest, largest = _ends(points.filter(pl.col("component") == "whole step"))
-    return (lines + dots + numbers).properties(
+    return alt.layer(
+        lines,
+        dots,
+        numbers,
         name="step_time_by_ep_size",
         title=theme.headline(
             f"From DEP{smallest['ep_size']} to DEP{largest['ep_size']} the step goes "
@@ -106,7 +109,12 @@ def throughput_by_ep_size(
         .encode(x=x, y=y)
     )
     smallest, largest = _ends(sizes)
-    return (rule + words + line + dots + numbers).properties(
+    return alt.layer(
+        rule,
+        words,
+        line,
+        dots,
+        numbers,
         name="throughput_by_ep_size",
         title=theme.headline(
             f"DEP{largest['ep_size']} gives {largest['throughput_per_gpu_ratio']:.2f} times the throughput per GPU "
@@ -165,8 +173,8 @@ def gain_per_doubling(doublings: pl.DataFrame, threshold_percent: float, *, subt
             f"DEP{first['baseline_ep_size']} to DEP{first['ep_size']} is the first to gain less than "
             f"{threshold_percent:g} % per GPU and doubling"
         )
-    return (bars + rule + numbers).properties(
-        name="gain_per_doubling", width=alt.Step(90), title=theme.headline(finding, subtitle)
+    return alt.layer(
+        bars, rule, numbers, name="gain_per_doubling", width=alt.Step(90), title=theme.headline(finding, subtitle)
     )
 
 
@@ -221,7 +229,10 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
     )
     first, last = _ends(times)
     moved = "grows" if last["beside_read_ms"] > first["beside_read_ms"] else "shrinks"
-    return (bars + totals + besides).properties(
+    return alt.layer(
+        bars,
+        totals,
+        besides,
         name="moe_time_over_reading",
         width=alt.Step(64),
         title=theme.headline(
@@ -274,7 +285,10 @@ def experts_read_by_load(coverage: pl.DataFrame, chosen: pl.DataFrame, *, subtit
     least = chosen.sort("experts_touched_percent").row(0, named=True)
     share = least["experts_touched_percent"]
     words = "every expert" if share > 99.995 else f"{share:.1f} % of the experts"
-    return (rule + lines + dots).properties(
+    return alt.layer(
+        rule,
+        lines,
+        dots,
         name="experts_read_by_load",
         title=theme.headline(
             f"At {least['requests_per_rank']} requests per GPU a step of DEP{least['ep_size']} reads {words}", subtitle
@@ -305,7 +319,10 @@ def weights_per_gpu(memory: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
     marks = layers.origin_marks(sums, x, y, size=70)
     numbers = layers.numbers(sums, x, y, "gib_per_gpu", ".2f", dx=9)
     totals = dict(sums.select("reading", "gib_per_gpu").iter_rows())
-    return (bars + marks + numbers).properties(
+    return alt.layer(
+        bars,
+        marks,
+        numbers,
         name="weights_per_gpu",
         height=alt.Step(38),
         title=theme.headline(
