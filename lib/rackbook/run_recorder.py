@@ -36,6 +36,8 @@ class Recorder:
     folder: Path
     _provenance: dict[str, Any]
     _flags: list[str] = field(default_factory=list)
+    _public: set[str] = field(default_factory=set)
+    """Files of points and plain values, which are public: masking them like a text could change what was measured."""
 
     def raw(self, name: str) -> Path:
         """A path to write a file of the run to; text in it is freed of secrets and private paths at the end.
@@ -59,16 +61,19 @@ class Recorder:
         return path
 
     def write_json(self, name: str, content: object) -> Path:
-        """Keep plain values.
+        """Keep plain values; secrets and private paths in texts among them are masked.
 
         Raises:
             DataError: NaN, infinity, or something that is no plain value.
         """
         try:
-            text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(provenance.public_values(content), indent=1, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError) as problem:
             raise DataError(f"run {self.id}, {name}: not plain finite values: {problem}") from None
-        return self.write_text(name, text + "\n")
+        path = self.raw(name)
+        path.write_text(text + "\n", "utf-8")
+        self._public.add(name)
+        return path
 
     def write_points(self, frame: pl.DataFrame, name: str = "points") -> Path:
         """Keep a table of points; ``origin`` becomes "measured" and ``source`` the run's id.
@@ -80,9 +85,15 @@ class Recorder:
         Raises:
             DataError: no row, a column that the vocabulary lacks, another type, or NaN or infinity.
         """
-        frame = frame.with_columns(pl.lit("measured").alias("origin"), pl.lit(self.id).alias("source"))
+        messages = [name for name in ("error", "missing_reason") if name in frame.columns]
+        frame = frame.with_columns(
+            pl.lit("measured").alias("origin"),
+            pl.lit(self.id).alias("source"),
+            pl.col(messages).map_elements(provenance.public_text, return_dtype=pl.String),
+        )
         path = self.raw(f"{name}.csv")
         run_files.checked_points(frame, f"run {self.id}, {name}").write_csv(path)
+        self._public.add(path.name)
         return path
 
     def flag(self, doubt: str) -> None:
@@ -119,7 +130,7 @@ def record(
         DataError: the folder cannot be written, or the parameters are no plain values.
     """
     values = params.model_dump(mode="json") if isinstance(params, BaseModel) else dict(params)
-    values = json.loads(provenance.public_text(run_files.plain(values, f"parameters of {experiment}")))
+    values = provenance.public_values(json.loads(run_files.plain(values, f"parameters of {experiment}")))
     started = datetime.now(UTC)
     facts = {"machine": dict(provenance.machine() if machine is None else machine)}
     folder, run_id, started = _make_folder(experiment, values, home() if root is None else Path(root))
@@ -168,7 +179,8 @@ def _finish(run: Recorder, experiment: str, values: dict[str, Any]) -> None:
     (run.folder / run_files.STARTED).unlink()
     files = {}
     for path in sorted(run.folder.iterdir()):
-        run_files.free_of_private_text(path)
+        if path.name not in run._public:
+            run_files.free_of_private_text(path)
         files[path.name] = run_files.fingerprint(path)
         run_files.sync(path)
     content = {

@@ -7,9 +7,10 @@ import socket
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from rackbook import __version__, provenance
+from rackbook import __version__, provenance, runs
 from rackbook.provenance import MASK
 
 
@@ -133,6 +134,7 @@ def test_only_allowed_variables_are_kept():
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_API_KEY": "secret",
+        "VLLM_MAX_TOKENS_PER_EXPERT": "65536",
         "NCCL_DEBUG": "INFO",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_USER": "somebody",
@@ -140,12 +142,63 @@ def test_only_allowed_variables_are_kept():
         "PATH": "/bin",
     }
     kept = provenance.process(["vllm"], environment)["environment"]
-    assert kept == {"NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    assert kept == {
+        "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "7", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_MAX_TOKENS_PER_EXPERT": "65536",
+    }  # fmt: skip
 
 
 def test_a_secret_of_the_environment_is_masked_wherever_it_stands(monkeypatch):
     monkeypatch.setenv("MY_SECRET", "correct horse battery")
+    monkeypatch.setenv("TOKENIZER", "deepseek-v4.1-flash")
     assert provenance.public_text("x correct horse battery y") == f"x {MASK} y"
+    assert provenance.public_text("serve deepseek-v4.1-flash") == "serve deepseek-v4.1-flash"
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("open {}/a.txt", "open a.txt"),
+        ("in {}: x", "in .: x"),
+        ("in {}. Then", "in .. Then"),
+        ("{}2/trace.jsonl", "{}2/trace.jsonl"),
+        ("{}.jsonl", "{}.jsonl"),
+        ("{}-old/x", "{}-old/x"),
+    ],
+)
+def test_a_folder_ends_where_its_name_ends(tmp_path, monkeypatch, text, public):
+    monkeypatch.chdir(tmp_path)
+    assert provenance.public_text(text.format(tmp_path)) == public.format(tmp_path)
+
+
+@pytest.fixture
+def named_host(monkeypatch):
+    """This machine bears the name of a thing that is measured."""
+    provenance._host_pattern.cache_clear()
+    monkeypatch.setattr(socket, "gethostname", lambda: "decode")
+    yield "decode"
+    monkeypatch.undo()
+    provenance._host_pattern.cache_clear()
+
+
+def test_a_value_that_is_called_like_the_host_stays(named_host):
+    given = {"phase": named_host, "url": f"http://{named_host}:8000", "steps": [1, named_host], named_host: None}
+    assert provenance.public_values(given) == {
+        "phase": "decode", "url": "http://(host):8000", "steps": [1, "decode"], "decode": None,
+    }  # fmt: skip
+
+
+def test_points_and_parameters_are_kept_as_they_were_measured(named_host, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTHER_SECRET", "of no concern")
+    points = pl.DataFrame({"setting": [f"{named_host}, 4 at once"], "error": [f"{named_host} died"]})
+    with runs.record("a", {"role": named_host}, machine={}, root=tmp_path) as run:
+        run.write_points(points)
+        run.write_json("effective.json", {"role": named_host, "key": "x of no concern"})
+        run.raw("server.log").write_text(f"on {named_host}: ready")
+    found = runs.read(tmp_path / run.id)
+    assert found.points().select("setting", "error").row(0) == ("decode, 4 at once", "(host) died")
+    assert found.params == {"role": "decode"}
+    assert found.raw("effective.json").read_text().count(MASK) == 1
+    assert found.raw("server.log").read_text() == "on (host): ready"
 
 
 def test_the_host_name_is_masked_as_a_word(monkeypatch):

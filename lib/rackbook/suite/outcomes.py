@@ -6,15 +6,13 @@ import json
 import os
 import platform
 import re
-import sys
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rackbook.errors import DataError
-from rackbook.locations import NOTEBOOKS, shown
+from rackbook.locations import shown
 from rackbook.suite.notebooks import load_json
 
 KEY = "rackbook"
@@ -135,17 +133,3 @@ def write(content: dict[str, Any], path: Path, outcome: Outcome | None = None) -
 def without_colour(text: str) -> str:
     """A traceback without the terminal's colour codes."""
     return _ANSI.sub("", text)
-
-
-def hidden_paths(text: str) -> str:
-    """A text without the folders above the project and the user's home, which tell a name."""
-    for folder, word in _private_folders():
-        if folder in text:
-            text = text.replace(f"{folder}/", f"{word}/" if word else "").replace(folder, word or ".")
-    return text
-
-
-@cache
-def _private_folders() -> list[tuple[str, str]]:
-    folders = ((NOTEBOOKS.parent, ""), (Path(sys.prefix), "(environment)"), (Path.home(), "~"))
-    return [(str(folder), word) for folder, word in folders if folder != Path(folder.anchor)]

@@ -15,11 +15,11 @@ from markupsafe import Markup
 
 from rackbook import __version__, claims
 from rackbook.errors import DataError, RackbookError
-from rackbook.locations import shown
+from rackbook.locations import shown, without_folders
 from rackbook.suite import artefacts, excerpt, vega
 from rackbook.suite.batch import Folders
 from rackbook.suite.notebooks import Notebook, read
-from rackbook.suite.outcomes import Outcome, hidden_paths, of_executed
+from rackbook.suite.outcomes import Outcome, of_executed
 from rackbook.suite.verdicts import MARKS, MEANINGS, ORDER
 
 _LARGEST_SVG_BYTES = 400_000
@@ -104,7 +104,7 @@ def render(entries: list[Entry], problems: list[str], folders: Folders) -> str:
         loader=jinja2.PackageLoader("rackbook", "suite/page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"value": claims.shown_value, "parameter": shown_parameter, "private": hidden_paths}
+    environment.filters |= {"value": claims.shown_value, "parameter": shown_parameter, "private": without_folders}
     groups = {word: [(e, r) for e in entries for r in e.verdicts if r["verdict"] == word] for word in ORDER}
     board = [pair for rows in groups.values() for pair in rows]
     judged = {r["id"] for _, r in board}
@@ -152,7 +152,7 @@ def shown_parameter(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, list):
         return ", ".join(shown_parameter(item) for item in value) or "(empty)"
-    return hidden_paths(str(value)) or "(empty)"
+    return without_folders(str(value)) or "(empty)"
 
 
 def picture(folder: Path, chart: artefacts.ChartOutput) -> str:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from rackbook.errors import DataError, RackbookError
-from rackbook.locations import shown
+from rackbook.locations import shown, without_folders
 from rackbook.suite import artefacts
 from rackbook.suite.executions import Execution
 from rackbook.suite.inputs import Digests, manifest, name_of
 from rackbook.suite.notebooks import load_json
-from rackbook.suite.outcomes import Outcome, hidden_paths
+from rackbook.suite.outcomes import Outcome
 
 FORMAT = 1
 """Version of the layout."""
@@ -228,7 +228,7 @@ class Store:
 
 def _told_once(outcome: Outcome) -> dict[str, Any]:
     """An outcome without what the record says already."""
-    record = outcome.metadata() | {"reason": hidden_paths(outcome.reason)}
+    record = outcome.metadata() | {"reason": without_folders(outcome.reason)}
     return {key: value for key, value in record.items() if key not in ("notebook", "parameters", "given", "task")}
 
 

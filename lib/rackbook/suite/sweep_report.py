@@ -20,11 +20,12 @@ from markupsafe import Markup
 
 from rackbook import __version__, claims
 from rackbook.errors import DataError
+from rackbook.locations import without_folders
 from rackbook.suite import multiples, vega
 from rackbook.suite.executions import Execution, shown
 from rackbook.suite.index import SCHEMA, YES_NO
 from rackbook.suite.notebooks import Notebook, load_json
-from rackbook.suite.outcomes import hidden_paths, without_colour
+from rackbook.suite.outcomes import without_colour
 from rackbook.suite.report import script_json, script_text, shown_parameter
 from rackbook.suite.store import NOTEBOOK, Store
 from rackbook.suite.sweeps import Sweep
@@ -171,7 +172,7 @@ def render(sweep: Sweep, results: Store, complete: dict[str, Path], index: pl.Da
         loader=jinja2.PackageLoader("rackbook", "suite/page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"private": hidden_paths, "parameter": shown_parameter}
+    environment.filters |= {"private": without_folders, "parameter": shown_parameter}
     sections = [
         _section(sweep, name, complete, found) for name in dict.fromkeys(e.notebook.name for e in sweep.executions)
     ]
