@@ -14,7 +14,7 @@ class Interval:
     """An estimate and how far it can be off.
 
     Attributes:
-        estimate: mean, median, difference or ratio, in the unit of the values.
+        estimate: mean or median, in the unit of the values.
         low: lower bound; None where the values are too few to give one.
         high: upper bound; None where the values are too few to give one.
         num_values: repeats that entered.
@@ -73,67 +73,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     return Interval(median, found[rank - 1], found[n - rank], n, confidence)
 
 
-def paired_difference_interval(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Mean of after − before over pairs that share all else (one pair per seed), with Student's t interval.
-
-    Raises:
-        DataError: unequal numbers of values, or as :func:`mean_interval`.
-    """
-    first, second = _checked(before, confidence), _checked(after, confidence)
-    _as_many(first, second)
-    return mean_interval([b - a for a, b in zip(first, second, strict=True)], confidence)
-
-
-def paired_ratio_interval(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Geometric mean of after ÷ before over pairs, with Student's t interval of the logarithms.
-
-    Raises:
-        DataError: a value that is not positive, unequal numbers of values, or as :func:`mean_interval`.
-    """
-    first, second = _positive(before, confidence), _positive(after, confidence)
-    _as_many(first, second)
-    return _exponential(
-        mean_interval([math.log(b) - math.log(a) for a, b in zip(first, second, strict=True)], confidence)
-    )
-
-
-def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Ratio of the geometric means of two independent sets of repeats, with Welch's t interval of the logarithms.
-
-    Args:
-        numerators: one positive number per repeat of the one.
-        denominators: one positive number per repeat of the other; need not be as many.
-        confidence: coverage.
-
-    Returns:
-        The ratio; no bounds unless both sets have two values. ``num_values`` counts both sets.
-
-    Raises:
-        DataError: a value that is not positive, or as :func:`mean_interval`.
-    """
-    above = [math.log(v) for v in _positive(numerators, confidence)]
-    below = [math.log(v) for v in _positive(denominators, confidence)]
-    means = [math.fsum(v) / len(v) for v in (above, below)]
-    ratio, count = math.exp(means[0] - means[1]), len(above) + len(below)
-    if min(len(above), len(below)) < 2:
-        return Interval(ratio, None, None, count, confidence)
-    parts = [_variance(v, mean) / len(v) for v, mean in zip((above, below), means, strict=True)]
-    if sum(parts) == 0:
-        return Interval(ratio, ratio, ratio, count, confidence)
-    freedom = sum(parts) ** 2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (above, below), strict=True))
-    half = _t(confidence, freedom) * math.sqrt(sum(parts))
-    difference = Interval(
-        means[0] - means[1], means[0] - means[1] - half, means[0] - means[1] + half, count, confidence
-    )
-    return _exponential(difference)
-
-
-def _exponential(logarithm: Interval) -> Interval:
-    low, high = (None if bound is None else math.exp(bound) for bound in (logarithm.low, logarithm.high))
-    return Interval(math.exp(logarithm.estimate), low, high, logarithm.num_values, logarithm.confidence)
-
-
-def _t(confidence: float, freedom: float) -> float:
+def _t(confidence: float, freedom: int) -> float:
     from scipy import special  # costs more to import than most commands take
 
     return float(special.stdtrit(freedom, 0.5 + confidence / 2))
@@ -154,15 +94,3 @@ def _checked(values: Sequence[float], confidence: float) -> list[float]:
             f"an interval needs finite values, got {wrong[0]} among {len(found)}; drop no run: find out why"
         )
     return found
-
-
-def _positive(values: Sequence[float], confidence: float) -> list[float]:
-    found = _checked(values, confidence)
-    if wrong := [v for v in found if v <= 0]:
-        raise DataError(f"a ratio needs positive values, got {wrong[0]:g}")
-    return found
-
-
-def _as_many(first: list[float], second: list[float]) -> None:
-    if len(first) != len(second):
-        raise DataError(f"pairs need as many values before as after, got {len(first)} and {len(second)}")

@@ -18,7 +18,6 @@ from rackbook.models import rack
 from rackbook.models.interactivity import (
     decode_tok_per_s_per_gpu,
     implied_step_ms,
-    interactivity_tok_per_s,
     throughput_per_user_tok_per_s,
     tpot_ms,
 )
@@ -218,9 +217,8 @@ def test_two_rates_by_hand(evidence):
 
 def test_interactivity_is_not_throughput_over_concurrency():
     # one request that waits for half the time: fast while it runs, half of that as a quotient
-    assert interactivity_tok_per_s(10) == 100
+    assert tpot_ms(100) == 10
     assert throughput_per_user_tok_per_s(50, 1) == 50
-    assert tpot_ms(interactivity_tok_per_s(7.3)) == pytest.approx(7.3)
 
 
 def test_step_arithmetic_by_hand():
@@ -232,7 +230,7 @@ def test_step_arithmetic_by_hand():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: interactivity_tok_per_s(0), "tpot_ms: got 0, allowed: a number > 0"),
+        (lambda: tpot_ms(0), "interactivity: got 0, allowed: a number > 0"),
         (lambda: tpot_ms(float("nan")), "interactivity: got nan"),
         (lambda: throughput_per_user_tok_per_s(1, 0), "concurrency: got 0"),
         (lambda: implied_step_ms(100, 0.5), "acceptance_length: got 0.5, allowed: a number ≥ 1"),

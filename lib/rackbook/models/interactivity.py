@@ -5,22 +5,13 @@ from __future__ import annotations
 from rackbook.errors import ParameterError
 
 
-def interactivity_tok_per_s(tpot_ms: float) -> float:
-    """Output tokens per second that one running request receives: 1000 ÷ TPOT.
+def tpot_ms(interactivity: float) -> float:
+    """Time per output token in ms of a request that receives so many tokens/s: 1000 ÷ interactivity.
 
-    Each request has its own, so it has percentiles. The P90 of TPOT is the *slow* tail of this rate.
+    Each request has its own rate, so it has percentiles; the P90 of TPOT is its *slow* tail.
 
     Args:
-        tpot_ms: time per output token after the first, in ms.
-
-    Raises:
-        ParameterError: ``tpot_ms`` is not positive.
-    """
-    return 1000 / _positive("tpot_ms", tpot_ms)
-
-
-def tpot_ms(interactivity: float) -> float:
-    """Time per output token in ms at a rate in tokens/s: the inverse of :func:`interactivity_tok_per_s`.
+        interactivity: output tokens per second that one running request receives.
 
     Raises:
         ParameterError: the rate is not positive.
