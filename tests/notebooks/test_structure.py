@@ -7,9 +7,9 @@ import re
 import pytest
 
 from rackbook.experiments import load
+from rackbook.locations import without_folders
 from rackbook.suite.artefacts import VEGALITE_MIME, charts, verdicts
 from rackbook.suite.notebooks import load_json, source
-from rackbook.suite.outcomes import hidden_paths
 from rackbook.suite.refresh import committed
 
 CELLS, LINES_PER_CELL, LINES = 25, 15, 200
@@ -80,7 +80,7 @@ def test_no_absolute_path_in_source_or_output(notebook, content):
         for text in texts:
             found = ABSOLUTE.search(text)
             assert found is None, f"cell {number}: …{text[max(0, found.start() - 20) : found.end() + 40]}…"
-            assert hidden_paths(text) == text, f"cell {number} names a folder of this machine"
+            assert without_folders(text) == text, f"cell {number} names a folder of this machine"
 
 
 def test_the_order_of_its_parts(notebook, content):
