@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rackbook.cores import usable_cores
 from rackbook.locations import DATA, without_folders
 from rackbook.records import names_a_secret
 
@@ -80,17 +81,6 @@ def machine(interpreter: Path | str | None = None) -> dict[str, Any]:
         if found[key] is None:
             found[f"{key}_missing_reason"] = f"{platform.system()} does not tell"
     return found | gpus() | _git()
-
-
-def usable_cores() -> float:
-    """Cores that this process may use: affinity, cut by the quota of its control group where one is set."""
-    cores = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        cores = min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no control group, or "max"
-        pass
-    return cores
 
 
 def packages(interpreter: Path | str | None = None) -> dict[str, str | None]:

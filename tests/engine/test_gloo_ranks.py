@@ -55,7 +55,7 @@ def test_a_rank_that_dies_in_mid_collective_ends_the_block_in_seconds(group, nam
 
 
 def test_a_gloo_rank_sends_more_than_one_that_doubles(lab):
-    """The count behind the verdict on growth: no number of cores is needed for it."""
+    """The count behind the chart of segments: no number of cores is needed for it."""
     found = collectives.measure([8, 16], algorithms=[GLOO, DOUBLING], interpreter=lab.python, budget_s=4.0).points
     sent = {row[:2]: row[2] for row in found.select("all_reduce", "num_ranks", "segments_per_rank").rows()}
     assert 1.8 < sent[GLOO, 16] / sent[GLOO, 8] < 2.4, "in proportion to the ranks but one"

@@ -211,6 +211,22 @@ def test_statistics_of_two_repeats_by_hand():
     assert (row["delay_p99_low_ms"], row["delay_p99_high_ms"]) == pytest.approx((18, 26 + 0.97 * 6))
 
 
+@pytest.mark.parametrize(("cap", "admits_in_ms"), [(1, 14 + 13 + 11), (2, 15 + 11), (None, 16)])
+def test_the_load_is_the_time_to_admit_all_over_that_in_which_they_arrive(cap, admits_in_ms):
+    # rank 0 has 2, 3 and 1 ms of work, rank 1 has 4 ms; they arrive within 11 ms
+    (row,) = compare_caps([FOUR, FOUR], caps=[cap], ns_per_token={"x": 1}, base_step_ms=10).to_dicts()
+    assert row["admission_load_percent"] == pytest.approx(100 * admits_in_ms / 11)
+
+
+def test_a_burst_in_no_time_and_a_window_without_requests_have_no_load():
+    burst = one_burst(4, num_ranks=2, prompt_tokens=MEGA)
+    (row,) = compare_caps([burst], caps=[1], ns_per_token={"x": 1}, base_step_ms=10, whole_run=True).to_dicts()
+    assert row["admission_load_percent"] is None
+    nobody = Arrivals(np.array([]), np.array([], dtype=int), np.array([], dtype=int), 4, 25.0)
+    (row,) = compare_caps([nobody], caps=[1], ns_per_token={"x": 1}, base_step_ms=10).to_dicts()
+    assert row["admission_load_percent"] == 0
+
+
 def test_no_repeats_are_refused():
     with pytest.raises(ParameterError, match="repeats: got none"):
         compare_caps([], caps=[1], ns_per_token={"x": 1}, base_step_ms=10)

@@ -276,7 +276,28 @@ def test_the_evidence_is_the_ratio_of_the_likelihoods_by_hand():
 def test_thin_evidence_names_no_law():
     found = compare_growth([4, 8, 16, 32], [10, 17, 26, 40])
     assert 1 <= found.evidence_ratio < 20
-    assert found.better is None
+    assert any(fit.fits for fit in found.fits.values())
+    assert (found.better, found.verdict) == (None, "cannot tell")
+
+
+def test_a_law_that_is_far_off_is_not_named_however_much_worse_the_other_is():
+    found = compare_growth(POWERS, [n**1.5 for n in POWERS])
+    assert found.evidence_ratio > 20
+    assert found.fits[LINEAR].error_percent > 10
+    assert (found.better, found.verdict) == (None, "neither")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [([4, 8, 16, 32], lambda n: 3 * math.log2(n) - 4), ([2, 4, 8, 16], lambda n: 3 * math.log2(n) + 4)],
+    ids=["below zero at 2 ranks", "above"],
+)
+def test_a_law_must_be_positive_from_two_ranks_on(ranks, values):
+    found = compare_growth(ranks, [values(n) for n in ranks])
+    assert found.fits[LOGARITHMIC].error_percent == pytest.approx(0, abs=1e-9)
+    positive = found.fits[LOGARITHMIC].at(2) > 0
+    assert (found.verdict == LOGARITHMIC) == positive
+    assert found.fits[LOGARITHMIC].fits == positive
 
 
 @given(st.floats(0.01, 1e3), st.sampled_from([LINEAR, LOGARITHMIC]))
@@ -331,6 +352,31 @@ def test_the_counts_of_this_system_grow_with_our_own_work():
     assert after.busy_s - before.busy_s >= 0.2
 
 
+NURSERY = """
+import os, time
+if os.fork() == 0:
+    while time.process_time() < 0.3:
+        pass
+    os._exit(0)
+os.wait()
+print("done", flush=True)
+input()
+"""
+
+
+def test_what_the_ended_children_of_a_living_child_used_is_our_own():
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as nursery:
+        assert nursery.stdout.readline() == "done\n"
+        if Watch.now().busy_s is None:
+            pytest.skip("this system has no counts of CPU time")
+        unnamed, named = Watch.now(), Watch.now([nursery.pid])
+        assert named.own_s - unnamed.own_s >= 0.28
+        nursery.stdin.close()
+    assert Watch.now([nursery.pid]).busy_s is None, "a child that has ended cannot be asked"
+
+
 def test_short_work_is_repeated_until_the_clock_does_not_count(monkeypatch):
     now, calls = [0], []
 
@@ -361,12 +407,15 @@ def test_a_burst_on_one_rank_makes_the_others_wait_for_all_of_its_work():
     assert rows["all 3", "none"]["step_max_ms"] == pytest.approx(14)
 
 
-def sweep(rows, spread=0.0):
+def sweep(rows, spread=0.0, loads=None):
     names = ("arrivals", "admission_cost", "cap", "step_max_ms", "delay_p99_ms", "num_waiting")
     table = pl.DataFrame([("one by one", "before", *row) for row in rows], schema=names, orient="row")
     half = spread / 2
     return table.with_columns(
-        delay_p99_low_ms=pl.col("delay_p99_ms") - half, delay_p99_high_ms=pl.col("delay_p99_ms") + half
+        delay_p99_low_ms=pl.col("delay_p99_ms") - half,
+        delay_p99_high_ms=pl.col("delay_p99_ms") + half,
+        admission_load_percent=pl.Series(loads or [50.0] * len(rows)),
+        source=pl.lit("a seed"),
     )
 
 
@@ -378,6 +427,19 @@ def test_the_best_cap_admits_soonest_among_those_that_keep_the_limit():
     none = burst_costs.best_caps(table, 14).row(0, named=True)
     assert none["best_cap"] is None
     assert none["missing_reason"] == "no cap keeps the limit, the shortest longest step is 15.0 ms"
+    assert none["source"] == "a seed"
+
+
+def test_a_cap_whose_queue_grows_is_never_the_best():
+    rows = [("1", 15.0, 9e4, 999), ("4", 30.0, 2e4, 500), ("none", 80.0, 200.0, 0)]
+    table = sweep(rows, loads=[340.0, 163.0, 77.0])
+    assert burst_costs.best_caps(table, 100)["best_cap"].to_list() == ["none"]
+    none = burst_costs.best_caps(table, 50).row(0, named=True)
+    assert (none["best_cap"], none["num_waiting"]) == (None, None)
+    reason = "no cap within the limit keeps up: to admit all takes 163 % of the time in which they arrive"
+    assert none["missing_reason"] == reason
+    edge = burst_costs.best_caps(sweep(rows[:1], loads=[100.0]), 50).row(0, named=True)
+    assert (edge["best_cap"], edge["admission_load_percent"]) == ("1", 100.0)
 
 
 def test_of_caps_that_admit_equally_soon_the_loosest_is_best():

@@ -33,13 +33,12 @@ def all_reduce(name, num_ranks, *, cores=2, ms=None, waits=None, cpu_us=None, se
     return row if segments is None else row | {"segments_per_rank": segments}
 
 
-def copies(grow=True, bounds=True):
+def copies():
     return [
         {
             "copy": copy, "allocation": allocation, "cache_state": cache, "prompt_tokens": tokens,
-            "copy_p50_ms": 0.02 + 4e-5 * tokens, "copy_low_ms": (tokens if grow else 4096) * 3.9e-5 if bounds else None,
-            "copy_high_ms": tokens * 4.1e-5 if bounds else None, "num_repeats": 9, "tight": True,
-            "missing_reason": None if bounds else "interval: it takes 6 repeats",
+            "copy_p50_ms": 0.02 + 4e-5 * tokens, "copy_low_ms": tokens * 3.9e-5, "copy_high_ms": tokens * 4.1e-5,
+            "num_repeats": 9, "tight": True, "missing_reason": None,
         }
         for copy, allocation, cache in (measured.BEFORE_COPY, measured.AFTER_COPY)
         for tokens in (4096, 65_536, 1_048_576)
@@ -68,104 +67,40 @@ SHARING = (4, 8, 16, 32, 64)
 """Powers of two above the two cores."""
 
 
-def controls(ring=lambda n: 2.0 * n - 2, doubling=math.log2):
-    """The all-reduces of known growth, with their waits; the CPU time of both is linear, which is wrong for one."""
-    laws = {"ring over sockets": ring, "doubling over sockets": doubling}
-    return [all_reduce(name, n, waits=waits(n)) for name, waits in laws.items() for n in SHARING]
-
-
 # ── growth ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_with_a_core_for_each_rank_the_times_decide(stored):
-    # the waits, here logarithmic, would say otherwise
-    run = stored(all_reduces=[all_reduce(GLOO, n, cores=64, ms=0.1 + 0.2 * n) for n in POWERS])
+    # the segments, here the other law, would say otherwise
+    run = stored(
+        all_reduces=[all_reduce(GLOO, n, cores=64, ms=0.1 + 0.2 * n, segments=3 * math.log2(n)) for n in POWERS]
+    )
     found = growth_verdicts.linear_growth(run, GLOO)
     assert (found.found, found.basis) == (True, "measured")
-    assert "a core per rank, 2, 4, 8, 16, 32 ranks: time of an all-reduce, median" in found.note
-    run = stored(all_reduces=[all_reduce(GLOO, n, cores=64, ms=0.1 + 0.2 * math.log2(n)) for n in POWERS])
+    assert "a core per rank, 2, 4, 8, 16, 32 ranks: time α + β · n (" in found.note
+    run = stored(
+        all_reduces=[all_reduce(GLOO, n, cores=64, ms=0.1 + 0.2 * math.log2(n), segments=3.0 * n) for n in POWERS]
+    )
     assert growth_verdicts.linear_growth(run, GLOO).found is False
 
 
-def test_with_more_ranks_than_cores_a_count_decides_that_names_both_controls(stored):
-    rows = [all_reduce(GLOO, n, ms=0.1 + math.log2(n), waits=7.0 * n) for n in SHARING]
-    found = growth_verdicts.linear_growth(stored(all_reduces=rows + controls()), GLOO)
-    assert (found.found, found.basis) == (True, "measured"), "not the times, which are logarithmic here"
-    assert "more ranks than cores, 4, 8, 16, 32, 64 ranks: waits in an all-reduce per rank α + β · n (" in found.note
-    assert "and names both controls" in found.note
-    rows = [all_reduce(GLOO, n) for n in SHARING]
-    assert growth_verdicts.linear_growth(stored(all_reduces=rows + controls()), GLOO).found is False
+def test_with_more_ranks_than_cores_nothing_decides_and_the_segments_are_told(stored):
+    for time in (lambda n: 0.1 + 0.2 * n, lambda n: 7.0):
+        run = stored(all_reduces=[all_reduce(GLOO, n, ms=time(n), segments=10.5 * n - 10.5) for n in SHARING])
+        found = growth_verdicts.linear_growth(run, GLOO)
+        assert found.found is None
+        assert "it takes a core per rank at 4 powers of two, where the time itself decides" in found.note
+        assert "more ranks than cores, 4, 8, 16, 32, 64 ranks: TCP segments of a rank α + β · n (" in found.note
+        assert found.note.endswith("which is not the time")
+    run = stored(all_reduces=[all_reduce(GLOO, n) for n in SHARING])
+    assert "segments were not counted at 4 of them either" in growth_verdicts.linear_growth(run, GLOO).note
 
 
-WRONG_RING = "but ring over sockets, known to be α + β · n, reads α + β · log2 n ("
-WRONG_DOUBLING = "but doubling over sockets, known to be α + β · log2 n, reads α + β · n ("
-
-
-@pytest.mark.parametrize(
-    ("known", "words"),
-    [
-        (controls(ring=lambda n: 1 + math.log2(n)), WRONG_RING),
-        (controls(doubling=lambda n: 2.0 * n), WRONG_DOUBLING),
-        (
-            controls(ring=lambda n: {4: 1.8, 8: 3.3, 16: 6.4, 32: 8.7, 64: 14.5}[n]),
-            "but ring over sockets, known to be α + β · n, reads cannot tell (",
-        ),
-        ([], "but ring over sockets was not measured on enough ranks and doubling over sockets was not measured"),
-    ],
-)
-def test_a_count_that_misreads_a_control_decides_nothing(stored, known, words):
-    rows = [all_reduce(GLOO, n, waits=7.0 * n) for n in SHARING]
-    found = growth_verdicts.linear_growth(stored(all_reduces=rows + known), GLOO)
+def test_times_that_neither_law_describes_decide_nothing(stored):
+    run = stored(all_reduces=[all_reduce(GLOO, n, cores=64, ms=0.01 * n**2) for n in POWERS])
+    found = growth_verdicts.linear_growth(run, GLOO)
     assert found.found is None
-    assert words in found.note
-    assert found.note.endswith("it takes a core per rank, where the time itself decides")
-
-
-def test_counts_that_disagree_decide_nothing(stored):
-    both = [all_reduce("ring over sockets", n, waits=2.0 * n, cpu_us=9.0 * n) for n in SHARING]
-    both += [all_reduce("doubling over sockets", n, waits=math.log2(n), cpu_us=9 * math.log2(n)) for n in SHARING]
-    rows = [all_reduce(GLOO, n, waits=7.0 * n, cpu_us=5 * math.log2(n)) for n in SHARING]
-    found = growth_verdicts.linear_growth(stored(all_reduces=rows + both), GLOO)
-    assert found.found is None
-    assert found.note.count("and names both controls") == 2
-    agreeing = [all_reduce(GLOO, n, waits=7.0 * n, cpu_us=5.0 * n) for n in SHARING]
-    assert growth_verdicts.linear_growth(stored(all_reduces=agreeing + both), GLOO).found is True
-
-
-def test_waits_and_cpu_time_as_two_cores_gave_them_cannot_tell(stored):
-    measured_here = {  # waits and µs of CPU time of a rank, at 4 to 64 ranks
-        GLOO: ((27.9, 69.5, 132.8, 244.4, 418.9), (1168, 3606, 6367, 8377, 11025)),
-        "ring over sockets": ((1.81, 3.34, 6.36, 8.68, 14.5), (91.0, 175.7, 362.0, 662.0, 1221.9)),
-        "doubling over sockets": ((0.92, 1.52, 2.14, 3.0, 4.60), (40.6, 58.2, 92.2, 160.4, 262.2)),
-    }
-    rows = [
-        all_reduce(name, n, waits=waits, cpu_us=cpu_us)
-        for name, columns in measured_here.items()
-        for n, waits, cpu_us in zip(SHARING, *columns, strict=True)
-    ]
-    found = growth_verdicts.linear_growth(stored(all_reduces=rows), GLOO)
-    assert found.found is None
-    assert "ring over sockets, known to be α + β · n, reads cannot tell (" in found.note
-    assert "cpu time of an all-reduce per rank α + β · log2 n (" in found.note, "the opposing fit is told"
-    assert WRONG_DOUBLING in found.note
-
-
-def test_tcp_segments_as_two_cores_gave_them_tell(stored):
-    measured_here = {  # at 4 to 64 ranks, on a machine that did other work
-        GLOO: (31.5, 73.5, 157.5, 325.5, 661.5),
-        "doubling over Gloo": (6.0, 9.0, 12.0, 15.0, 18.0),
-        "ring over sockets": (6.0, 14.0, 30.0, 61.2, 124.3),
-        "doubling over sockets": (2.0, 3.0, 4.0, 5.0, 6.0),
-    }
-    rows = [
-        all_reduce(name, n, segments=segments)
-        for name, column in measured_here.items()
-        for n, segments in zip(SHARING, column, strict=True)
-    ]
-    run = stored(all_reduces=rows)
-    assert growth_verdicts.linear_growth(run, GLOO).found is True
-    assert growth_verdicts.linear_growth(run, "doubling over Gloo").found is False
-    assert "tcp segments of an all-reduce per rank α + β · n (" in growth_verdicts.linear_growth(run, GLOO).note
+    assert "a core per rank, 2, 4, 8, 16, 32 ranks: time neither (" in found.note
 
 
 def test_a_time_that_falls_with_the_ranks_does_not_grow(stored):
@@ -176,13 +111,13 @@ def test_a_time_that_falls_with_the_ranks_does_not_grow(stored):
 @pytest.mark.parametrize(
     ("rows", "doubts", "absent", "words"),
     [
-        ([all_reduce(GLOO, n, waits=7.0 * n) for n in (4, 8, 16, 32)], ["loaded"], {}, "measured it, but: loaded"),
+        ([all_reduce(GLOO, n, cores=64) for n in (2, 4, 8, 16)], ["loaded"], {}, "measured it, but: loaded"),
         ([all_reduce("ring over sockets", 4)], [], {GLOO: "no torch"}, "has no Gloo all-reduce: no torch"),
         ([all_reduce("ring over sockets", 4)], [], {}, "has no Gloo all-reduce: it was not asked for"),
-        ([all_reduce(GLOO, n, waits=7.0 * n) for n in (2, 3, 4, 6, 8, 12)], [], {}, "too few numbers of ranks"),
+        ([all_reduce(GLOO, n, cores=64) for n in (2, 3, 4, 6, 8, 12)], [], {}, "a core per rank at 4 powers of two"),
         (
-            [all_reduce(GLOO, n, waits=w) for n, w in ((4, 10.0), (8, 17.0), (16, 26.0), (32, 40.0))] + controls(),
-            [], {}, "waits in an all-reduce per rank cannot tell (",
+            [all_reduce(GLOO, n, cores=64, ms=ms) for n, ms in ((4, 10.0), (8, 17.0), (16, 26.0), (32, 40.0))],
+            [], {}, "time cannot tell (",
         ),
     ],
 )  # fmt: skip
@@ -206,23 +141,32 @@ def test_regimes_are_never_fitted_together(stored):
 
 
 def test_the_table_of_laws_names_the_better_one_and_what_is_absent(stored):
-    rows = [all_reduce(GLOO, n, waits=7.0 * n + 2) for n in (2, 4, 8, 16, 32, 64)]
+    rows = [all_reduce(GLOO, n, segments=7.0 * n + 2) for n in (2, 4, 8, 16, 32, 64)]
     run = stored(absent={"vLLM's all-reduce": "vLLM is not installed here"}, all_reduces=rows)
     laws = measured.named_laws(run, measured.growth_fits(measured.all_reduces(run)))
-    waits = laws.filter(pl.col("quantity").str.starts_with("Waits")).row(0, named=True)
-    assert waits["better_law"] == "α + β · n"
-    assert (waits["fit_constant"], waits["fit_slope"]) == pytest.approx((2, 7))
+    sent = laws.filter(pl.col("quantity").str.starts_with("TCP")).row(0, named=True)
+    assert sent["better_law"] == "α + β · n"
+    assert (sent["fit_constant"], sent["fit_slope"]) == pytest.approx((2, 7))
     assert laws.row(-1, named=True)["missing_reason"] == "vLLM is not installed here"
     assert laws.height == 3 + 1 + 1
     assert laws.row(3, named=True)["regime"] == "a core per rank"
     assert "a fit needs 4 numbers of ranks" in laws.row(3, named=True)["missing_reason"]
-    drawn = measured.fitted_growth(measured.all_reduces(run), "waits_per_rank")
-    assert drawn.select("num_ranks", "waits_per_rank").rows() == [
+    drawn = measured.fitted_growth(measured.all_reduces(run), "segments_per_rank")
+    assert drawn.select("num_ranks", "segments_per_rank").rows() == [
         (n, pytest.approx(7 * n + 2)) for n in (4, 8, 16, 32, 64)
     ]
-    assert drawn["formula"].unique().to_list() == ["α = 2 waits, β = 7 waits"]
-    sent = measured.all_reduces(stored(all_reduces=[all_reduce(GLOO, n, segments=3.0 * n) for n in SHARING]))
-    assert measured.fitted_growth(sent, "segments_per_rank")["formula"].unique().to_list() == ["α = 0, β = 3"]
+    assert drawn["formula"].unique().to_list() == ["α = 2, β = 7"]
+    cpu = measured.fitted_growth(measured.all_reduces(run), "cpu_us_per_rank")
+    assert cpu["formula"].unique().to_list() == ["α = 0 µs, β = 10 µs"]
+
+
+def test_the_table_of_laws_says_where_both_are_off_and_draws_neither(stored):
+    run = stored(all_reduces=[all_reduce(GLOO, n, segments=0.1 * n**2) for n in SHARING])
+    laws = measured.named_laws(run, measured.growth_fits(measured.all_reduces(run)))
+    sent = laws.filter(pl.col("quantity").str.starts_with("TCP")).row(0, named=True)
+    assert sent["better_law"] == "neither"
+    assert sent["fit_error_percent"] > 10
+    assert measured.fitted_growth(measured.all_reduces(run), "segments_per_rank").is_empty()
 
 
 # ── copies ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -237,13 +181,11 @@ def test_the_cost_per_token_is_the_slope(stored):
         measured.cost_of(costs, ("list → list", "new", "warm"))
 
 
-def test_copies_that_grow_settle_the_claim_and_others_refute_it(stored):
-    found = growth_verdicts.copies_grow(stored(copies=copies()))
-    assert (found.found, found.basis) == (True, "measured")
-    assert "2 of 2 ways to copy a prompt take longer for 1,048,576 tokens than for 4,096" in found.note
-    assert growth_verdicts.copies_grow(stored(copies=copies(grow=False))).found is False
-    assert "too few repeats" in growth_verdicts.copies_grow(stored(copies=copies(bounds=False))).note
-    assert "but: loaded" in growth_verdicts.copies_grow(stored(["loaded"], copies=copies())).note
+def test_copies_say_what_they_cost_and_settle_nothing_of_an_admission(stored):
+    found = growth_verdicts.admission_growth(stored(copies=copies()), 44.3)
+    assert (found.found, found.basis) == (None, None)
+    assert "list → int32 40 ns, int32 → int32 40 ns, beside 44 ns printed for a whole admission" in found.note
+    assert "but: loaded" in growth_verdicts.admission_growth(stored(["loaded"], copies=copies()), 44.3).note
 
 
 def test_the_facts_of_a_run_say_what_speaks_against_it(stored):
@@ -358,6 +300,10 @@ def test_arrivals_of_a_trace_keep_their_order_and_take_the_rate_of_the_load(real
     ]
     source = sweep.filter(pl.col("arrivals") == "as in the trace")["source"][0]
     assert source.startswith(f"{kind} {file} at 50 requests/s, the first ")
+    best = load.best_caps(sweep, params)
+    assert best.filter(pl.col("arrivals") == "as in the trace")["source"].unique().to_list() == [source]
+    assert best.filter(pl.col("arrivals") == "one by one")["source"].unique().to_list() == [load.sample(params)]
+    assert load.label(params).endswith(f"; {load.sample(params)}; trace: arrivals and prompts of {file}")
 
 
 def test_a_trace_that_is_not_there_is_refused(short):
@@ -412,7 +358,8 @@ def test_other_work_on_the_machine_is_a_doubt(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "ROW_COUNTS", (16,))
     monkeypatch.setattr(foreign_load, "BUSY_CORES", -1.0)
     run = recording.record({}, rank_counts=[2], interpreter=None, block_tokens=64, budget_s=0.5, seed=1, root=tmp_path)
-    assert any(flag.startswith("other programs used ") for flag in run.flags)
+    parts = [flag.partition(": other programs used ")[0] for flag in run.flags if ": other programs used " in flag]
+    assert parts == ["all-reduces, 2 ranks", "copies", "tables", "rows"], "each part is watched by itself"
 
 
 def test_the_command_refuses_what_the_notebook_refuses(capsys):
@@ -460,7 +407,7 @@ def test_the_chart_of_segments_names_the_laws_that_were_found(shown):
         charts.segments_by_ranks(shown.all_reduces, shown.fitted_segments.head(0), subtitle="x"),
         name="segments_by_ranks",
     )
-    assert "No law of growth is better" in none["title"]["text"]
+    assert "this run names no law of growth" in none["title"]["text"]
 
 
 def test_the_chart_of_copies_computes_its_title(shown):
@@ -478,7 +425,7 @@ def test_the_other_charts(shown):
     spec = check_chart(charts.tables_and_rows(shown.tables, shown.rows, subtitle="x"), name="tables_and_rows")
     assert "times a packed region" in spec["title"]["text"]
     spec = check_chart(charts.cap_for_slo(shown.slo_sweep, shown.best_caps, subtitle="x"), name="cap_for_slo")
-    assert "no step above 50 ms; without a number: no cap" in spec["title"]["text"]
+    assert "the soonest cap that keeps up, with no step above 50 ms; without a number: no cap" in spec["title"]["text"]
     spec = check_chart(step_accounts.step_accounts(shown.accounts, subtitle="x"), name="step_accounts")
     assert "4.83 ms came from outside the GPU" in spec["title"]["text"]
     assert len(spec["vconcat"]) == 3

@@ -181,7 +181,7 @@ def step_and_delay_by_cap(sweep: pl.DataFrame, *, published_cap: int, subtitle: 
 
     Args:
         sweep: arrivals, admission_cost, cap and the statistics of step and delay, from the smallest cap to none.
-            The title speaks of the last kind of arrivals and the first cost.
+            The title speaks of the first cost, and of the kind of arrivals whose longest step the cap shortens most.
         published_cap: the cap to mark; it must be among the caps.
         subtitle: engine, load and sample.
     """
@@ -197,13 +197,16 @@ def step_and_delay_by_cap(sweep: pl.DataFrame, *, published_cap: int, subtitle: 
 
 
 def _cap_finding(sweep: pl.DataFrame, published_cap: int) -> str:
-    case = sweep.filter(
-        (pl.col("arrivals") == sweep["arrivals"][-1]) & (pl.col("admission_cost") == sweep["admission_cost"][0])
+    cost = sweep["admission_cost"][0]
+    longest = {}
+    for (kind,), case in sweep.filter(pl.col("admission_cost") == cost).group_by("arrivals", maintain_order=True):
+        by_cap = dict(case.select("cap", "step_max_ms").iter_rows())
+        longest[kind] = by_cap[case["cap"][-1]], by_cap[str(published_cap)]
+    kind, (uncapped, capped) = max(longest.items(), key=lambda case: case[1][0] / case[1][1])
+    return (
+        f"With arrivals {kind}, a cap of {published_cap} (dotted) takes the longest step from {uncapped:,.0f} to "
+        f"{capped:,.0f} ms, {cost} the admission fixes"
     )
-    longest = dict(case.select("cap", "step_max_ms").iter_rows())
-    uncapped, capped = longest[case["cap"][-1]], longest[str(published_cap)]
-    cost = f"{case['admission_cost'][0]} the admission fixes"
-    return f"A cap of {published_cap} (dotted) takes the longest step from {uncapped:,.0f} to {capped:,.0f} ms, {cost}"
 
 
 def _statistic_by_cap(sweep: pl.DataFrame, what: str, published_cap: int) -> alt.FacetChart:
@@ -236,7 +239,10 @@ def _statistic_by_cap(sweep: pl.DataFrame, what: str, published_cap: int) -> alt
     return (
         alt.layer(marked, spans, tails, data=sweep)
         .properties(width=300, height=220)
-        .facet(row=alt.Row("arrivals:N", title=None, sort=["one by one", "partly in bursts"]), spacing=14)
+        .facet(
+            row=alt.Row("arrivals:N", title=None, sort=sweep["arrivals"].unique(maintain_order=True).to_list()),
+            spacing=14,
+        )
         .properties(title=theme.note("bar: median to longest, mark: P99"))
     )
 

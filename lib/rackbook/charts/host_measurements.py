@@ -81,7 +81,7 @@ def all_reduce_times(points: pl.DataFrame, growth: pl.DataFrame, *, subtitle: st
 
 
 def segments_by_ranks(points: pl.DataFrame, fitted: pl.DataFrame, *, subtitle: str) -> alt.HConcatChart:
-    """How many TCP segments a rank sends in one all-reduce, and its CPU time: counts that need no core per rank.
+    """How many TCP segments a rank sends in one all-reduce, and its CPU time: neither is the time that it takes.
 
     Args:
         points: of :func:`rackbook.hostwork.measured.all_reduces`.
@@ -276,7 +276,8 @@ def cap_for_slo(sweep: pl.DataFrame, best: pl.DataFrame, *, subtitle: str) -> al
         .properties(
             name="cap_for_slo",
             title=theme.headline(
-                f"Ringed: the cap that admits soonest with no step above {slo:g} ms; without a number: no cap", subtitle
+                f"Ringed: the soonest cap that keeps up, with no step above {slo:g} ms; without a number: no cap",
+                subtitle,
             ),
         )
     )
@@ -329,7 +330,7 @@ def _law_finding(fitted: pl.DataFrame) -> str:
     return (
         f"TCP segments of a rank: {', '.join(laws)}"
         if laws
-        else "No law of growth is better than the other by this run"
+        else "TCP segments of a rank: this run names no law of growth"
     )
 
 

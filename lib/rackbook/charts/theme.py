@@ -222,9 +222,17 @@ def _axis_title(name: str, options: dict[str, Any]) -> str:
     scale = options.get("scale")
     scale = scale.to_dict() if isinstance(scale, alt.Scale) else {}
     notes = [f"{scale['type']} scale"] if scale.get("type") in ("log", "symlog", "pow", "sqrt") else []
-    if scale.get("type") != "log" and scale.get("zero") is False:
+    if scale.get("type") != "log" and not _starts_at_zero(scale):
         notes.append("axis does not start at 0")
     return ", ".join([title(name), *notes])
+
+
+def _starts_at_zero(scale: dict[str, Any]) -> bool:
+    """Whether a linear axis shows 0, as it does where neither ``zero`` nor a domain says otherwise."""
+    low, high = (scale.get(end) for end in ("domainMin", "domainMax"))
+    if isinstance(domain := scale.get("domain"), list):
+        low, high = min(domain), max(domain)
+    return scale.get("zero") is not False and (low is None or low <= 0) and (high is None or high >= 0)
 
 
 def tooltip(*names: str) -> list[alt.Tooltip]:
@@ -241,7 +249,7 @@ def tooltip(*names: str) -> list[alt.Tooltip]:
     ]
 
 
-def headline(text: str, subtitle: str) -> alt.TitleParams:
+def headline(text: str, subtitle: str | list[str]) -> alt.TitleParams:
     """A chart's title: the finding or the measure, then hardware, model and sample in the subtitle."""
     return alt.TitleParams(text=text, subtitle=subtitle)
 

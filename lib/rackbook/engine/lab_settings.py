@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+
+from rackbook.cores import core_ids
 
 SERVER = "vllm.entrypoints.openai.api_server"
 """Module of the server: the program ``vllm`` looks for a distribution of that name and does not find the lab's."""
@@ -52,16 +53,11 @@ def environment(num_ranks: int, cores: str | None = None) -> dict[str, str]:
     """
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": cores or cores_by_rank(usable_cores(), num_ranks),
+        "VLLM_CPU_OMP_THREADS_BIND": cores or cores_by_rank(core_ids(), num_ranks),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONDONTWRITEBYTECODE": "",  # compiling vLLM's imports anew in each of its processes takes minutes
     }
-
-
-def usable_cores() -> list[int]:
-    """Numbers of the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0))
 
 
 def cores_by_rank(cores: Sequence[int], num_ranks: int) -> str:

@@ -195,7 +195,7 @@ class Evidence:
 
     @cached_property
     def fitted_segments(self) -> pl.DataFrame:
-        """The better law of the TCP segments, where one is better, "modelled"."""
+        """The law of the TCP segments, where the points name one, "modelled"."""
         return measured.fitted_growth(self.all_reduces, "segments_per_rank")
 
     @cached_property
@@ -393,8 +393,9 @@ def _gloo_grows_linearly(evidence: Evidence) -> Finding:
 @CHECKS("admission_grows_with_prompt")
 def _admission_grows_with_prompt(evidence: Evidence) -> Finding:
     if evidence.run is None:
-        return Finding(None, note="the source gives one prompt length; growth needs several, measured")
-    return growth_verdicts.copies_grow(evidence.run)
+        return Finding(None, note="the source gives one prompt length; growth needs several, measured on an engine")
+    before = evidence.admission_costs.filter(pl.col("stage") == "before")["ns_per_token"][0]
+    return growth_verdicts.admission_growth(evidence.run, before)
 
 
 @CHECKS("sync_saved_ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,7 +124,7 @@ def _trace(params: Params) -> tuple[Arrivals, str]:
 def best_caps(swept: pl.DataFrame, params: Params) -> pl.DataFrame:
     """The best cap under the limit on the step, see :func:`rackbook.hostwork.burst_costs.best_caps`, "simulated"."""
     chosen = burst_costs.best_caps(swept, params.slo_step_ms)
-    return chosen.with_columns(pl.lit("simulated").alias("origin"), pl.lit(sample(params)).alias("source"))
+    return chosen.select(pl.exclude("source"), pl.lit("simulated").alias("origin"), "source")
 
 
 def simulated_caps(points: pl.DataFrame, params: Params) -> list[int | None]:
@@ -152,9 +153,12 @@ def label(params: Params) -> str:
     """The simulated engine and load in a line, for a chart's subtitle."""
     share, size, ranks = params.bursts
     bursts = f"{share:.0%} in bursts of {size:g} on {'one rank' if ranks == 1 else f'{ranks:g} ranks'}"
-    engine = f"{params.num_ranks} ranks in lockstep, base step {params.base_step_ms:g} ms"
-    arrivals = f"{params.requests_per_s:g} requests/s of {params.prompt_tokens:,} tokens, {bursts}"
-    return f"{engine}; {arrivals}; {sample(params)}"
+    engine = f"{'one rank' if params.num_ranks == 1 else f'{params.num_ranks} ranks in lockstep'}, base step "
+    engine += f"{params.base_step_ms:g} ms; {params.requests_per_s:g} requests/s"
+    drawn = f"{params.prompt_tokens:,} tokens, {bursts if share else 'none in bursts'}; {sample(params)}"
+    if params.trace_path is None:
+        return f"{engine} of {drawn}"
+    return f"{engine}; drawn: {drawn}; trace: arrivals and prompts of {Path(params.trace_path).name}"
 
 
 def published_cap_against_none(evidence: Evidence) -> pl.DataFrame:
@@ -162,7 +166,7 @@ def published_cap_against_none(evidence: Evidence) -> pl.DataFrame:
 
     Returns:
         arrivals, admission_cost, cap, step_mean_ms, step_p50_ms, step_p99_ms, step_max_ms, delay_p50_ms, delay_p99_ms,
-        delay_max_ms, num_waiting, origin, source: rows of ``sweep``, rounded to 0.1 ms.
+        delay_max_ms, num_waiting, admission_load_percent, origin, source: rows of ``sweep``, rounded to 0.1.
     """
     statistics = (
         "step_mean_ms",
@@ -175,8 +179,9 @@ def published_cap_against_none(evidence: Evidence) -> pl.DataFrame:
     )
     caps = [str(published_cap(evidence.points)), NO_CAP]
     return evidence.sweep.filter(pl.col("cap").is_in(caps)).select(
-        "arrivals", "admission_cost", "cap", pl.col(statistics).round(1), "num_waiting", "origin", "source"
-    )
+        "arrivals", "admission_cost", "cap", pl.col(statistics).round(1), "num_waiting",
+        pl.col("admission_load_percent").round(1), "origin", "source",
+    )  # fmt: skip
 
 
 def _compare_caps(

@@ -81,36 +81,47 @@ def burst_waste(
 
 
 def best_caps(sweep: pl.DataFrame, slo_step_ms: float) -> pl.DataFrame:
-    """For every kind of arrivals and cost: the cap that admits soonest among those that keep every step in the limit.
+    """For every kind of arrivals and cost: the cap that admits soonest among those that keep up and keep the limit.
+
+    A cap keeps up where the engine can admit in the window what arrives in it: its admission_load_percent is not above
+    100. It keeps the limit where no step is longer.
 
     Args:
-        sweep: arrivals, admission_cost, cap and the statistics of :func:`rackbook.hostwork.cap_sweep.compare_caps`.
+        sweep: arrivals, admission_cost, cap, source and the statistics of
+            :func:`rackbook.hostwork.cap_sweep.compare_caps`.
         slo_step_ms: longest step that is allowed, in every repeat.
 
     Returns:
-        arrivals, admission_cost, slo_step_ms, best_cap, step_max_ms and delay_p99_ms there, num_waiting; null with a
-        missing_reason where no cap keeps the limit. A cap whose delay exceeds the shortest by no more than that differs
-        from repeat to repeat admits equally soon; the loosest of these is best.
+        arrivals, admission_cost, slo_step_ms, best_cap, and there step_max_ms, delay_p99_ms, num_waiting and
+        admission_load_percent; null with a missing_reason where no cap does both; source. A cap whose delay exceeds the
+        shortest by no more than that differs from repeat to repeat admits equally soon; the loosest of these is best.
     """
     rows = []
     for (arrivals, cost), group in sweep.group_by("arrivals", "admission_cost", maintain_order=True):
-        head = {"arrivals": arrivals, "admission_cost": cost, "slo_step_ms": slo_step_ms}
-        kept = group.with_row_index("place").filter(pl.col("step_max_ms") <= slo_step_ms)
+        head = {
+            "arrivals": arrivals, "admission_cost": cost, "slo_step_ms": slo_step_ms, "source": group["source"][0],
+        }  # fmt: skip
+        within = group.with_row_index("place").filter(pl.col("step_max_ms") <= slo_step_ms)
+        kept = within.filter(pl.col("admission_load_percent") <= 100)
         if kept.is_empty():
-            least = group["step_max_ms"].min()
-            rows.append(
-                head | {"missing_reason": f"no cap keeps the limit, the shortest longest step is {least:.1f} ms"}
-            )
+            rows.append(head | {"missing_reason": _why_none(group, within)})
             continue
         soonest = kept.sort("delay_p99_ms", nulls_last=True).row(0, named=True)
         if soonest["delay_p99_ms"] is not None:
             spread = soonest["delay_p99_high_ms"] - soonest["delay_p99_low_ms"]
             kept = kept.filter(pl.col("delay_p99_ms") <= soonest["delay_p99_ms"] + spread)
         best = kept.sort("place").row(-1, named=True)
-        kept_columns = ("step_max_ms", "delay_p99_ms", "num_waiting")
+        kept_columns = ("step_max_ms", "delay_p99_ms", "num_waiting", "admission_load_percent")
         rows.append(head | {"best_cap": best["cap"]} | {name: best[name] for name in kept_columns})
     names = (
         "arrivals", "admission_cost", "slo_step_ms", "best_cap", "step_max_ms", "delay_p99_ms", "num_waiting",
-        "missing_reason",
+        "admission_load_percent", "missing_reason", "source",
     )  # fmt: skip
     return pl.DataFrame(rows, schema={name: column(name).dtype for name in names})
+
+
+def _why_none(group: pl.DataFrame, within: pl.DataFrame) -> str:
+    if within.is_empty():
+        return f"no cap keeps the limit, the shortest longest step is {group['step_max_ms'].min():.1f} ms"
+    least = within["admission_load_percent"].min()
+    return f"no cap within the limit keeps up: to admit all takes {least:.0f} % of the time in which they arrive"

@@ -39,7 +39,8 @@ def compare_caps(
     Returns:
         One row per cost and cap: admission_cost, ns_per_token, cap, num_steps, step_mean_ms, step_p50_ms, step_p99_ms
         with the lowest and the highest repeat, step_max_ms, the same of the delay (from arrival to the end of the
-        admitting step, over all requests) but for the mean, num_waiting. The delay is null where nobody arrived.
+        admitting step, over all requests) but for the mean, num_waiting, admission_load_percent. The delay is null
+        where nobody arrived; the load is null in a window of no length, and above 100 the queues grow over the window.
 
     Raises:
         ParameterError: no repeat, or a cap, a cost or a time that is out of range.
@@ -54,7 +55,8 @@ def compare_caps(
                 for stream in repeats
             ]
             case = {"admission_cost": name, "ns_per_token": cost, "cap": NO_CAP if cap is None else str(cap)}
-            rows.append(case | _statistics(runs, whole_run=whole_run))
+            load = _load_percent(repeats, cap=cap, ns_per_token=cost, base_step_ms=base_step_ms, hidden_ms=hidden_ms)
+            rows.append(case | _statistics(runs, whole_run=whole_run) | {"admission_load_percent": load})
     return pl.DataFrame(rows)
 
 
@@ -68,6 +70,20 @@ def _statistics(runs: list[Run], *, whole_run: bool) -> dict[str, float | int | 
         **_percentiles("delay", delays),
         "num_waiting": sum(run.num_waiting for run in runs),
     }
+
+
+def _load_percent(repeats: Sequence[Arrivals], **engine: float | None) -> float | None:
+    """The time that it takes to admit all requests if they are there from the start, over that in which they arrive.
+
+    No step then waits for an arrival: each admits what the cap and the queues allow, and the engine can do no more.
+    """
+    if not (window_ms := sum(stream.window_ms for stream in repeats)):
+        return None
+    at_once = [
+        Arrivals(np.zeros(len(stream)), stream.rank, stream.prompt_tokens, stream.num_ranks, window_ms=0.0)
+        for stream in repeats
+    ]
+    return 100 * sum(float(simulate(stream, **engine).step_ms.sum()) for stream in at_once) / window_ms
 
 
 def _percentiles(name: str, repeats: list[np.ndarray]) -> dict[str, float | None]:

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from rackbook.cores import usable_cores
 from rackbook.errors import DataError, ParameterError
+from rackbook.hostwork.foreign_load import Watch
 from rackbook.hostwork.rank_group import MAX_RANKS, Block, RankGroup, Ranks
 from rackbook.hostwork.ranks import launched
 from rackbook.hostwork.ranks.lanes import ROWS
@@ -47,11 +49,13 @@ class Collectives:
             cpu_us_per_rank, waits_per_rank, segments_per_rank, num_repeats, num_samples, tight, missing_reason.
         absent: why an all-reduce was not measured, by name.
         versions: torch and vllm of the rank processes.
+        doubts: what disturbed the measurement, with the number of ranks; launched ranks are not watched.
     """
 
     points: pl.DataFrame
     absent: dict[str, str]
     versions: dict[str, str | None]
+    doubts: tuple[str, ...] = ()
 
 
 def measure(
@@ -79,6 +83,7 @@ def measure(
     if wrong or not rank_counts or len(set(rank_counts)) < len(rank_counts):
         raise ParameterError(f"rank_counts: got {list(rank_counts)}, allowed: different numbers from 2 to {MAX_RANKS}")
     rows: list[dict[str, Any]] = []
+    doubts: list[str] = []
     end = time.monotonic() + budget_s
     with RankGroup(algorithms, interpreter) as group:
         if not group.algorithms:
@@ -87,9 +92,12 @@ def measure(
         while left:
             share = (end - time.monotonic()) * (8 + left[0]) / sum(8 + count for count in left)
             budget = max(0.1, share - START_S_PER_RANK * left[0])
+            before = Watch.now([group.pid])
             with group.ranks(left.pop(0)) as ranks:
                 rows += _measured(ranks, group.algorithms, budget, relative_halfwidth)
-    return Collectives(pl.DataFrame(rows, infer_schema_length=None), group.absent, group.versions)
+            found = Watch.now([group.pid]).doubts(before, usable_cores())
+            doubts += [f"{ranks.num_ranks} ranks: {doubt}" for doubt in found]
+    return Collectives(pl.DataFrame(rows, infer_schema_length=None), group.absent, group.versions, tuple(doubts))
 
 
 def _measured(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 OWN_CORE, SHARED_CORE = "a core per rank", "more ranks than cores"
 
-GROWING = ("sync_p50_ms", "segments_per_rank", "waits_per_rank", "cpu_us_per_rank")
-"""What is fitted against the ranks: the time, and counts that may stand in for it where ranks share cores."""
+GROWING = ("sync_p50_ms", "segments_per_rank", "cpu_us_per_rank")
+"""What is fitted against the ranks: the time, and what needs no core per rank to be counted."""
 
 BEFORE_COPY = ("list → int32", "new", "cold")
 AFTER_COPY = ("int32 → int32", "reused", "cold")
@@ -44,8 +44,9 @@ def growth_fits(points: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         all_reduce, regime, quantity, unit, growth_law, num_points, fit_constant, fit_slope, fit_error_percent,
-        evidence_ratio, better_law, origin "modelled", source, missing_reason. Where there are too few numbers of ranks
-        there is one row without a law that says so. A regime is never mixed with the other.
+        evidence_ratio, better_law (the law that the points name, "neither" or "cannot tell", see
+        :class:`rackbook.models.growth_fit.Growth`), origin "modelled", source, missing_reason. Where there are too few
+        numbers of ranks there is one row without a law that says so. A regime is never mixed with the other.
     """
     rows = []
     for (name, regime), group in points.group_by("all_reduce", "regime", maintain_order=True):
@@ -75,7 +76,7 @@ def growth_fits(points: pl.DataFrame) -> pl.DataFrame:
                     "fit_slope": fit.slope,
                     "fit_error_percent": fit.error_percent,
                     "evidence_ratio": found.evidence_ratio,
-                    "better_law": found.better or "cannot tell",
+                    "better_law": found.verdict,
                 }
                 for law, fit in found.fits.items()
             ]
@@ -97,9 +98,8 @@ def named_laws(run: Run, fits: pl.DataFrame) -> pl.DataFrame:
         fits: of :func:`growth_fits`.
 
     Returns:
-        all_reduce, regime, quantity, unit, num_points, better_law, evidence_ratio, and of the better law (of the one
-        that is off less, where the evidence names none) fit_constant, fit_slope and fit_error_percent; origin, source,
-        missing_reason.
+        all_reduce, regime, quantity, unit, num_points, better_law, evidence_ratio, and of the law that is off less
+        fit_constant, fit_slope and fit_error_percent; origin, source, missing_reason.
     """
     key = ["all_reduce", "regime", "quantity"]
     best = fits.sort("fit_error_percent", nulls_last=True, maintain_order=True).unique(key, keep="first")
@@ -161,7 +161,7 @@ def growth(points: pl.DataFrame, quantity: str) -> Growth | None:
 
 
 def fitted_growth(points: pl.DataFrame, quantity: str) -> pl.DataFrame:
-    """The better law of every all-reduce at the powers of two that were measured, to be drawn beside the points.
+    """The named law of every all-reduce at the powers of two that were measured, to be drawn beside the points.
 
     Returns:
         all_reduce, regime, growth_law, num_ranks, the quantity, origin "modelled", source, formula.

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rackbook
+from rackbook.cores import core_ids, usable_cores
 from rackbook.errors import ParameterError, RackbookError
 from rackbook.hostwork.ranks.member import ALGORITHMS
-from rackbook.provenance import usable_cores
 
 MAX_RANKS = 256
 
@@ -122,6 +122,17 @@ class RankGroup:
         self.algorithms = tuple(name for name in self._asked if name not in self.absent)
         return self
 
+    @property
+    def pid(self) -> int:
+        """The process that starts the ranks and outlives them.
+
+        Raises:
+            RankError: it was ended.
+        """
+        if self._process is None:
+            raise RankError("the rank processes were ended already")
+        return self._process.pid
+
     def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         if process is not None:
@@ -151,10 +162,10 @@ class RankGroup:
         """
         if not 2 <= num_ranks <= MAX_RANKS:
             raise ParameterError(f"num_ranks: got {num_ranks}, allowed: 2 to {MAX_RANKS}")
-        cores = sorted(os.sched_getaffinity(0))
-        pinned = num_ranks <= min(len(cores), usable_cores())
+        numbers = core_ids()
+        pinned = num_ranks <= min(len(numbers), usable_cores())
         given = {"ranks": num_ranks, "algorithms": self.algorithms, "port": port, "within_s": START_S}
-        started = self._ask("start", given | {"cores": cores[:num_ranks] if pinned else None}, START_S)
+        started = self._ask("start", given | {"cores": numbers[:num_ranks] if pinned else None}, START_S)
         try:
             yield Ranks(self, num_ranks, int(usable_cores()), pinned, tuple(started["pids"]))
         finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rackbook import catalog, provenance, runs
 from rackbook.errors import RackbookError
 from rackbook.hostwork import block_tables, collectives, kv_rows, prompt_copies
 from rackbook.hostwork.foreign_load import Watch
-from rackbook.runs import Run
+from rackbook.runs import Recorder, Run
 
 TOPIC = "cpu_overhead"
 
@@ -41,6 +42,9 @@ def record(
 ) -> Run:
     """Measure everything on this machine and keep it as a run.
 
+    Each part is watched by itself, the all-reduces by the number of ranks: work of others that is little over the whole
+    run can be much in one part. The load average at the start is only noted: it still counts work that ended before.
+
     Args:
         params: parameters of the notebook, to be kept with the run.
         rank_counts: numbers of ranks, 2 to 256.
@@ -64,35 +68,42 @@ def record(
     attention = catalog.model(MODEL).attention
     machine = provenance.machine()
     elsewhere = None if ranks_file is None else collectives.read_launched(Path(ranks_file))
-    before = Watch.now()
+    num_cores = machine["usable_cores"]
     with runs.record(TOPIC, params, machine=machine, root=root) as run:
         found = collectives.measure(rank_counts, interpreter=interpreter, budget_s=SHARES["all-reduces"] * budget_s)
         run.describe(absent=found.absent, ranks=found.versions)
-        tables = [found.points] if elsewhere is None else [found.points, elsewhere.points]
-        run.write_points(pl.concat(tables, how="diagonal_relaxed"), "all_reduces")
-        copies = prompt_copies.measure(PROMPT_TOKENS, budget_s=SHARES["copies"] * budget_s, seed=seed)
+        for doubt in found.doubts:
+            run.flag(f"all-reduces, {doubt}")
+        measured = [found.points] if elsewhere is None else [found.points, elsewhere.points]
+        run.write_points(pl.concat(measured, how="diagonal_relaxed"), "all_reduces")
+        with _watched(run, "copies", num_cores):
+            copies = prompt_copies.measure(PROMPT_TOKENS, budget_s=SHARES["copies"] * budget_s, seed=seed)
         run.write_points(copies, "copies")
-        run.write_points(
-            block_tables.measure(
+        with _watched(run, "tables", num_cores):
+            tables = block_tables.measure(
                 PROMPT_TOKENS,
                 window_tokens=attention.sliding_window_tokens.known,
                 block_tokens=block_tokens,
                 budget_s=SHARES["tables"] * budget_s,
-            ),
-            "tables",
-        )
-        run.write_points(
-            kv_rows.measure(
+            )
+        run.write_points(tables, "tables")
+        with _watched(run, "rows", num_cores):
+            rows = kv_rows.measure(
                 ROW_COUNTS,
                 row_bytes=round(attention.kv_bytes_per_token.known),
                 budget_s=SHARES["rows"] * budget_s,
                 seed=seed,
-            ),
-            "rows",
-        )
-        for doubt in Watch.now().doubts(before, machine["usable_cores"]):
-            run.flag(doubt)
+            )
+        run.write_points(rows, "rows")
     return runs.read(run.folder.parent / run.id)
+
+
+@contextmanager
+def _watched(run: Recorder, part: str, num_cores: float) -> Iterator[None]:
+    before = Watch.now()
+    yield
+    for doubt in Watch.now().doubts(before, num_cores):
+        run.flag(f"{part}: {doubt}")
 
 
 def default_interpreter() -> Path | None:

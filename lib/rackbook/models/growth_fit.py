@@ -20,6 +20,14 @@ LEAST_POINTS = 4
 ENOUGH = 20.0
 """Weight against the worse law from which the better one is named; 19 to 1 is the usual 95 %."""
 
+MOST_ERROR_PERCENT = 10.0
+"""Error above which a law does not fit: of two laws that are both wrong one is always less so."""
+
+LEAST_RANKS = 2
+"""The fewest ranks that have anything to add up: from here on a law must give something positive."""
+
+CANNOT_TELL, NEITHER = "cannot tell", "neither"
+
 _MOST = 1e9
 
 
@@ -32,12 +40,20 @@ class GrowthFit:
         constant: α, in the unit of the values.
         slope: β, in that unit per rank or per doubling.
         error_percent: root mean square of the relative errors.
+        most_ranks: largest number of ranks among the points.
     """
 
     law: str
     constant: float
     slope: float
     error_percent: float
+    most_ranks: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the law describes the points: close to them, and positive from two ranks to the most measured."""
+        positive = min(self.at(LEAST_RANKS), self.at(self.most_ranks)) > 0
+        return positive and self.error_percent <= MOST_ERROR_PERCENT
 
     def at(self, num_ranks: float) -> float:
         """The law's value."""
@@ -60,10 +76,14 @@ class Growth:
 
     @property
     def better(self) -> str | None:
-        """The law that fits better; None where the evidence is too thin to name one."""
-        if self.evidence_ratio < ENOUGH:
-            return None
-        return min(self.fits.values(), key=lambda fit: fit.error_percent).law
+        """The law that is closer to the points; None where it does not fit, or where the evidence is too thin."""
+        closer = min(self.fits.values(), key=lambda fit: fit.error_percent)
+        return closer.law if closer.fits and self.evidence_ratio >= ENOUGH else None
+
+    @property
+    def verdict(self) -> str:
+        """The better law, :data:`NEITHER` where no law fits, else :data:`CANNOT_TELL`."""
+        return self.better or (CANNOT_TELL if any(fit.fits for fit in self.fits.values()) else NEITHER)
 
 
 def compare_growth(num_ranks: Sequence[float], values: Sequence[float]) -> Growth:
@@ -97,7 +117,8 @@ def compare_growth(num_ranks: Sequence[float], values: Sequence[float]) -> Growt
         (constant, slope), *_ = np.linalg.lstsq(design, np.ones_like(found), rcond=None)
         errors = design @ [constant, slope] - 1
         squares[law] = float(errors @ errors)
-        fits[law] = GrowthFit(law, float(constant), float(slope), 100 * math.sqrt(squares[law] / found.size))
+        error_percent = 100 * math.sqrt(squares[law] / found.size)
+        fits[law] = GrowthFit(law, float(constant), float(slope), error_percent, float(ranks.max()))
     worse, better = max(squares.values()), min(squares.values())
     exponent = found.size / 2
     logarithm = math.inf if better <= 0 < worse else exponent * math.log(worse / better) if worse > 0 else 0.0

@@ -516,15 +516,15 @@ _EVIDENCE = (
         grain="one kernel profile of one rank",
         coordinates=("hardware", "model", "stage", "rank", "profile_format"),
         values=("num_forwards", "num_kernels", "kernel_sum_us", "busy_us", "span_us", "pre_forward_us"),
-        optional=("stage", "rank", "busy_us", "span_us", "pre_forward_us"),
+        optional=("stage", "rank", "num_forwards", "kernel_sum_us", "busy_us", "span_us", "pre_forward_us"),
         origins=("measured",),
     ),
     Schema(
         name="kernel_times",
         grain="the time of one kernel per forward pass on one rank",
         coordinates=("hardware", "model", "stage", "rank", "kernel"),
-        values=("kernel_us", "calls_per_forward"),
-        optional=("stage", "rank"),
+        values=("kernel_us", "calls_per_forward", "recording_share_percent"),
+        optional=("stage", "rank", "kernel_us", "calls_per_forward"),
         origins=("measured",),
     ),
 )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rackbook.cores import core_ids
 from rackbook.hostwork.ranks import member, over_torch, timing, wiring
 
 FORMAT = 1
@@ -62,9 +63,11 @@ def run(out: Path, algorithms: Sequence[str], num_blocks: int, num_turns: int) -
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     absent = _absent(algorithms)
     usable = [name for name in algorithms if name not in absent]
+    if not usable:
+        raise wiring.WiringError("; ".join(f"{name}: {why}" for name, why in absent.items()) or "no all-reduce named")
     meeting = wiring.listen("", port + 1) if rank == 0 else None
     links = member.links(rank, num_ranks, host, port + 1, meeting)
-    about = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "usable": usable}
+    about = {"host": socket.gethostname(), "cores": len(core_ids()), "usable": usable}
     everyone = links.gather(about)
     if everyone is not None and any(one["usable"] != usable for one in everyone):
         raise wiring.WiringError(

@@ -17,6 +17,7 @@ def sent() -> int | None:
     """Segments with data that the open TCP connections of this process have sent; None where the system hides that.
 
     Acknowledgements without data are left out, and so are repetitions: how many there are hangs on how fast it goes.
+    Sends that follow each other at once may share a segment, so there may be fewer segments than sends.
     """
     option = getattr(socket, "TCP_INFO", None)
     if option is None or not _DESCRIPTORS.is_dir():
