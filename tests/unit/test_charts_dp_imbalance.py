@@ -35,6 +35,7 @@ def sensitivity():
     rows = [
         {"varied": varied, "setting": setting, "dp_size": n, "loss_percent": loss, "loss_low_percent": loss}
         | {"loss_high_percent": loss, "excess_percent": loss, **SIMULATED}
+        | {"missing_reason": None if loss else f"no common window: {n} s"}
         for varied, setting, factor in (
             ("all defaults", "all defaults", 1),
             ("cost of depth", "2 ×", 3),
@@ -101,12 +102,23 @@ def test_loss_by_ranks_does_not_claim_what_was_not_simulated():
     )
 
 
+def test_loss_by_ranks_leaves_missing_losses_out():
+    none = pl.lit(None, pl.Float64).alias("loss_percent")
+    chart = dp_imbalance.loss_by_ranks(
+        losses(), predictions().with_columns(none), sensitivity().with_columns(none), subtitle="simulated"
+    )
+    spec = check_chart(chart, name="loss_by_ranks")
+    assert spec["title"]["text"] == "Throughput lost to DP imbalance by number of ranks"
+    assert {r["setting"] for rows in rows_of(spec, "setting") for r in rows} == {"published"}
+
+
 def test_loss_by_assumption_leaves_missing_losses_out():
     spec = check_chart(
         dp_imbalance.loss_by_assumption(sensitivity(), losses(), subtitle="simulated"), name="loss_by_assumption"
     )
     (drawn,) = rows_of(spec, "label")
     assert [r["label"] for r in drawn] == ["all defaults"] * 2 + ["cost of depth: 2 ×"] * 2
+    assert spec["title"]["subtitle"] == ["simulated", "Without a loss (no common window): lag: 9 s"]
 
 
 def test_throughput_per_gpu_names_the_largest_drop():

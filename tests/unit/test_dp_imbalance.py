@@ -12,7 +12,7 @@ from rackbook import published
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import dp_imbalance as experiment
 from rackbook.models import depth_cost, dp_loss
-from rackbook.replay import routed_loads, timelines
+from rackbook.replay import lag_losses, routed_loads, timelines
 from rackbook.replay.lockstep import StepCost
 from rackbook.replay.queues import queue
 
@@ -225,7 +225,7 @@ def test_a_trace_of_the_users_replaces_the_sessions(tmp_path):
     path.write_text("\n".join(lines))
     found = experiment.collect(experiment.Params(trace_path=str(path), num_requests=200, ranks=[2]))
     assert found.trace["source"][0] == "Azure trace mine.csv"
-    assert found.trace["origin"][0] == "published"
+    assert found.trace["origin"][0] == "measured"
     assert row(found.trace, quantity="input")["max"] == 59_000
     assert not found.policies["prefix_caching"].any(), "the trace knows no prefixes"
     assert found.predictions["loss_low_percent"].equals(found.predictions["loss_high_percent"]), "one trace, one repeat"
@@ -236,6 +236,17 @@ def test_a_recorded_trace(realdata):
     found = experiment.collect(experiment.Params(trace_path=str(path), num_requests=1_000, ranks=[2]))
     assert row(found.predictions, dp_size=2, setting="default costs")["loss_percent"] > 0
     assert found.policies["prefix_caching"].all()
+    assert found.policies["num_requests"].unique().to_list() == [2_000], "as many as there are, not as were asked for"
+
+
+def test_a_trace_that_all_arrives_at_once_has_no_load():
+    at_once = pl.col("arrival_s") * 0
+    params = experiment.Params(**SMALL)
+    drawn = experiment.replay_traces(params, published.read("dp_imbalance_prefill_only"))
+    with pytest.MonkeyPatch.context() as patch:
+        same = [replace(trace, requests=trace.requests.with_columns(at_once)) for trace in drawn]
+        patch.setattr(experiment, "_traces", lambda *_, **__: same)
+        assert experiment.policies(params, published.read("dp_imbalance_prefill_only"), StepCost(10, 13, 8)).is_empty()
 
 
 def test_arrivals_are_all_at_the_start_or_kept_and_scaled():
@@ -257,6 +268,39 @@ def test_too_few_requests_for_the_lag_say_what_to_change():
     _, lag_replay = assumed(num_requests=10, lag_s=300.0)
     with pytest.raises(DataError, match="no common window: .*shorten the lag or give the ranks more requests"):
         lag_replay.excess(2)
+
+
+def test_a_lag_without_a_common_window_leaves_rows_that_say_so_and_no_close_up():
+    found = experiment.collect(experiment.Params(num_requests=20, lag_s=300.0, ranks=[2]))
+    assert found.close_up.is_empty()
+    for frame in (found.predictions, found.sensitivity, found.fits):
+        assert (frame["loss_percent"].is_null() == frame["missing_reason"].is_not_null()).all()
+    assert found.predictions["whole_run_loss_percent"].null_count() == 0, "stagger costs throughput all the same"
+    why = row(found.fits, length_law="the trace")["missing_reason"]
+    assert why.startswith("no common window: ")
+    shorter = found.sensitivity.filter(pl.col("varied") == "lag", pl.col("setting") == "1 s")
+    assert shorter["loss_percent"].null_count() == 0, "other lags are simulated"
+
+
+def test_a_fitted_cost_of_depth_that_the_published_prefill_does_not_allow_is_not_shown():
+    _, lag_replay = assumed()
+    loss = (2, 138.7 / 130.5 - 1)
+    (free,), (bound,) = (
+        lag_losses.of_fits({"the trace": lag_replay}, loss, 4, RATE, "s", bound_ps=ps).iter_rows(named=True)
+        for ps in (1e6, 10.0)
+    )
+    assert free["ps_per_attended_token"] > 10
+    assert bound["ps_per_attended_token"] is bound["loss_percent"] is None
+    assert bound["missing_reason"] == (
+        f"the published loss on 2 ranks would take {free['ps_per_attended_token']:.1f} ps, more than the 10.0 ps that "
+        "the published prefill allows"
+    )
+
+
+def test_costs_are_tried_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(experiment.measurements, "measure", lambda _: pytest.fail("measured"))
+    with pytest.raises(ParameterError, match="or give us_per_token"):
+        experiment.collect(experiment.Params(source="measure", ps_per_attended_token=9_000.0))
 
 
 @pytest.mark.parametrize(
@@ -282,10 +326,23 @@ def test_a_seed_repeats_and_another_differs(evidence):
 def test_verdicts(evidence):
     verdicts = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
     still_open = {name for name, v in verdicts.items() if v.verdict == "open"}
-    assert still_open == {"dep2_mirror", "dep2_lag", "dep4_mirror", "dep4_lag", "agentx_dep2", "agentx_dep4"}
+    assert still_open == {
+        "dep2_mirror", "dep2_lag", "dep4_mirror", "dep4_lag", "agentx_dep2", "agentx_dep4", "law_is_spiky",
+    }  # fmt: skip
     assert {v.verdict for name, v in verdicts.items() if name not in still_open} == {"consistent"}
     assert verdicts["dep4_loss_percent"].finding.basis == "derived", "a simulated loss settles no printed one"
     assert verdicts["excess_ratio_spikes"].finding.found == pytest.approx(3, abs=0.01)
+
+
+@pytest.mark.parametrize("law", ["exponential", "normal"])
+def test_the_noise_that_lets_a_law_in_puts_its_ratio_at_the_edge(evidence, law):
+    noise = evidence.noise_percent[law] / 100
+    off = 1 + noise * np.random.default_rng(1).standard_normal((4, 200_000))
+    two, four = 138.7 / 130.5 * off[0] / off[1] - 1, 267.6 / 231.1 * off[2] / off[3] - 1
+    own = evidence.laws.filter(pl.col("law") == law, pl.col("num_ranks") == 4)["excess_to_two_ranks"].item()
+    assert np.mean(four - own * two < 0) == pytest.approx(0.025, abs=0.002)
+    note = next(v for v in experiment.CHECKS.judge(evidence) if v.claim.id == "dp_imbalance.law_is_spiky").finding.note
+    assert f"{100 * noise:.2f} % " in note
 
 
 def test_law_is_not_spiky_if_the_pair_were_an_exponential_one(evidence):

@@ -12,14 +12,17 @@ from rackbook import runs
 from rackbook.charts import replays as replay_charts
 from rackbook.errors import DataError, ParameterError
 from rackbook.experiments import dp_imbalance as experiment
+from rackbook.experiments.dp_imbalance_recorded import Recorded
 from rackbook.measurements import dp_imbalance as live
-from rackbook.replay import client, joint_steps, measurement, server_evidence, step_probe, traces
+from rackbook.replay import client, joint_steps, measurement, server_evidence, step_probe, throughput, traces
 from rackbook.replay.lockstep import StepCost
 from rackbook.replay.measurement import Design
 from rackbook.replay.targets import Settings
 from rackbook.replay.user_lockstep import simulate
 
-SMALL = {"length_scale": 1 / 640, "max_num_batched_tokens": 512, "users": 2, "pairs": 2, "lag_s": 0.02}
+SMALL = {
+    "length_scale": 1 / 640, "max_num_batched_tokens": 512, "us_per_token": 9.0, "users": 2, "pairs": 2, "lag_s": 0.02,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,20 +84,28 @@ def test_a_stored_run_is_shown_again_by_its_id(recorded):
 
 
 def test_the_charts_of_a_run(recorded):
-    chart = replay_charts.loss_by_comparison(recorded.pairs, recorded.losses, subtitle="scripted")
-    check_chart(chart, name="loss_by_comparison")
-    check_chart(replay_charts.work_over_time(recorded.work(), subtitle="scripted"), name="work_over_time")
+    chart = replay_charts.loss_by_comparison(recorded.pairs, recorded.losses, control="found", subtitle="scripted")
+    assert check_chart(chart, name="loss_by_comparison")["title"]["subtitle"] == ["found", "scripted"]
+    check_chart(replay_charts.work_over_time(recorded.work, subtitle="scripted"), name="work_over_time")
     check_chart(replay_charts.step_time_by_tokens(recorded.probes, subtitle="x"), name="step_time_by_tokens")
 
 
-def test_the_finding_says_whether_the_interval_holds_none(recorded):
-    def titled(low, high):
-        values = {"loss_from_percent": low, "loss_percent": (low + high) / 2, "loss_to_percent": high}
-        losses = recorded.losses.with_columns(pl.lit(value).alias(name) for name, value in values.items())
-        return replay_charts.loss_by_comparison(recorded.pairs, losses, subtitle="").to_dict()["title"]["text"]
+def test_the_finding_says_whether_the_interval_holds_none_and_whether_the_controls_holds_it(recorded):
+    def titled(low, high, control):
+        def by_setting(engine, other):
+            return pl.when(pl.col("setting") == live.TOGETHER).then(pl.lit(engine)).otherwise(pl.lit(other))
 
-    assert titled(1.0, 5.0) == "Measured on one engine: 3.0 % ± 2.0, a loss"
-    assert titled(-1.0, 5.0).endswith("2.0 % ± 3.0, no loss that these pairs could tell from none")
+        losses = recorded.losses.with_columns(
+            by_setting(low, -control).alias("loss_from_percent"),
+            by_setting((low + high) / 2, 0.0).alias("loss_percent"),
+            by_setting(high, control).alias("loss_to_percent"),
+        )
+        chart = replay_charts.loss_by_comparison(recorded.pairs, losses, control="", subtitle="")
+        return chart.to_dict()["title"]["text"]
+
+    assert titled(1.0, 5.0, 2.0) == "Measured on one engine: 3.0 % ± 2.0 from 2 pairs, a loss"
+    assert titled(1.0, 5.0, 4.0).endswith("from 2 pairs, a loss; the bar of separate servers holds it too")
+    assert titled(-1.0, 5.0, 1.0).endswith("2.0 % ± 3.0 from 2 pairs, no loss that these pairs could tell from none")
 
 
 def test_a_failed_replay_is_kept_flagged_and_has_no_loss():
@@ -136,8 +147,9 @@ def test_a_run_that_failed_at_once_is_shown_without_losses():
         found = experiment.collect(experiment.Params(source="measure", base_url=one.url, **SMALL)).measured
     assert found.losses.is_empty() or found.losses["loss_percent"].null_count() == found.losses.height
     assert found.probes.is_empty()
-    with pytest.raises(DataError, match="no pair of replays on one engine was answered in full"):
-        found.work()
+    assert found.shown_pair == "No pair on one engine was answered in full"
+    check_chart(replay_charts.work_over_time(found.work, subtitle="x"), name="work_over_time")
+    assert found.control == "Not known: how much of a loss this load would show"
     check_chart(replay_charts.step_time_by_tokens(found.probes, subtitle="x"), name="step_time_by_tokens")
 
 
@@ -279,8 +291,52 @@ def test_probes_that_give_no_function_are_refused():
         step_probe.probes((), 1, 2, 2_048)
 
 
-def test_inserted_losses_come_back(recorded):
-    assert recorded.recovered["setting"].to_list() == ["simulator, 0 % inserted", "simulator, 5 % inserted"]
-    assert recorded.recovered["loss_percent"].to_list() == pytest.approx([0, 5], abs=0.05)
-    simulated = recorded.losses.filter(pl.col("origin") == "simulated")["setting"].to_list()
-    assert simulated == ["simulator", "simulator, 0 % inserted", "simulator, 5 % inserted"]
+INSERTED = ["simulator, 0 % inserted", "simulator, 5 % inserted", "simulator, 5 % inserted, nobody thinks"]
+
+
+def think(recorded, seconds, step):
+    """The run as if its users had thought for so long and its steps taken so long."""
+    again = Recorded(recorded.run)
+    trace, facts = recorded._trace_and_facts
+    again.__dict__["_trace_and_facts"] = trace, facts | {"think_s": seconds}
+    fitted = replace(recorded._step_functions[2], cost=StepCost(step, 0.1, 0.0))
+    again.__dict__["_step_functions"] = {2: fitted}
+    return again
+
+
+def test_inserted_losses_come_back_where_the_ranks_are_busy(recorded):
+    busy = think(recorded, 0.0, 20.0)
+    assert busy.recovered["setting"].to_list() == INSERTED
+    assert busy.recovered["loss_percent"].to_list() == pytest.approx([0, 5, 5], abs=0.3)
+    assert busy.recovered["busy_percent"].min() > 99
+    assert "of 5 % inserted the analysis finds" in busy.control
+    assert "off" not in busy.control
+    simulated = recorded.losses.filter(pl.col("origin") == "simulated")
+    assert simulated["setting"].to_list() == ["simulator", *INSERTED]
+    assert simulated["pairs_needed"].null_count() == 4
+
+
+def test_users_who_think_for_long_hide_an_inserted_loss_and_the_run_says_so(recorded):
+    idle = think(recorded, 1.0, 20.0)
+    assert idle.recovered["loss_percent"].to_list() == pytest.approx([0, 0, 5], abs=0.5)
+    busy = idle.recovered["busy_percent"][1]
+    assert busy < 10
+    assert idle.control.endswith(
+        f"more than 1 point off: this load, with its ranks busy for {busy:.0f} % of the time, hides a part of a loss"
+    )
+
+
+def test_the_shown_pair_is_the_first_without_a_doubt(recorded):
+    def shown(*doubtful):
+        again = Recorded(recorded.run)
+        lagged = pl.col("comparison") == "lag with mirror"
+        doubt = pl.when(lagged & pl.col("pair").is_in(doubtful)).then(pl.lit("late")).alias("doubt")
+        again.__dict__["pairs"] = recorded.pairs.with_columns(doubt)
+        own = recorded.requests.filter(pl.col("setting") == live.TOGETHER, pl.col("schedule") == "lag")
+        times = {pair: throughput.work(own.filter(pl.col("pair") == pair))[0].time_s.tolist() for pair in (0, 1)}
+        drawn = again.work.filter(pl.col("schedule") == "lag", pl.col("rank") == 0)["at_s"].to_list()
+        return again.shown_pair, [pair for pair, time_s in times.items() if time_s == drawn]
+
+    assert shown() == ("Pair 1 of 2 on DEP2, the first without a doubt", [0])
+    assert shown(0) == ("Pair 2 of 2 on DEP2, the first without a doubt", [1])
+    assert shown(0, 1) == ("Pair 1 of 2 on DEP2, all pairs have doubts", [0])

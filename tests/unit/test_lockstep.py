@@ -178,7 +178,8 @@ def test_all_tokens_are_computed_once_and_steps_do_not_overlap(ranks, cost, cap)
     assert (run.start_ns[1:] >= run.end_ns[:-1]).all()
     assert (run.tokens <= cap).all()
     assert run.step_ns.tolist() == np.rint(cost.step_ns(run.tokens, run.attended_tokens)).astype(int).tolist()
-    assert (run.step_ns <= run.own_ns.max(axis=1, initial=0)).all()
+    if not cost.shared_us_per_token:  # else the slowest rank may have fewer tokens than the mean of all
+        assert run.step_ns.tolist() == run.own_ns.max(axis=1, initial=0).tolist()
     assert (run.step_ns >= np.floor(run.own_ns.mean(axis=1))).all()
 
 

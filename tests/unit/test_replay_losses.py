@@ -38,6 +38,8 @@ def test_work_of_a_rank_by_hand():
     assert work.reached_s(250) == 2.5
     assert work.reached_s(400) == 3  # and not 10, when it went on
     assert work.answered_within(2.0, 11.0) == (2, 3)
+    assert work.busy_s(0, 12) == 5
+    assert work.busy_s(2.5, 10.5) == 1
     assert (work.begin_s, work.first_answer_s, work.last_but_one_s, work.end_s) == (0, 2, 3, 12)
 
 
@@ -57,6 +59,13 @@ def test_throughput_of_a_replay_by_hand():
     assert found.window_tok_per_s == 200
     assert found.whole_tok_per_s == 700 / 5
     assert found.run_s == 5
+    assert found.busy_percent == 100
+    paused = requests(
+        (0, 0.0, 1.0, 9), (0, 2.0, 3.0, 9), (0, 3.0, 4.0, 9), (1, 0.0, 1.0, 9), (1, 1.0, 3.0, 9), (1, 3, 4, 9)
+    )
+    assert (
+        throughput.measured(paused).busy_percent == 75
+    )  # from 1 s to 3 s, of which rank 0 has nothing to do until 2 s
 
 
 def test_ranks_that_never_work_together_have_no_window():
@@ -201,6 +210,23 @@ def test_the_order_of_replays_balances_a_drift():
     assert paired_losses.order(2) == [
         (0, "mirror"), (0, "lag"), (0, "mirror again"), (1, "mirror again"), (1, "lag"), (1, "mirror"),
     ]  # fmt: skip
+
+
+def test_a_few_pairs_do_not_say_how_many_are_needed():
+    def summed(*losses):
+        rows = [("lag with mirror", pair, loss, 90.0 + pair, None) for pair, loss in enumerate(losses)]
+        columns = {
+            "comparison": pl.String, "pair": pl.Int64, "loss_percent": pl.Float64, "busy_percent": pl.Float64,
+            "doubt": pl.String,
+        }  # fmt: skip
+        return paired_losses.summary(pl.DataFrame(rows, schema=columns, orient="row")).row(0, named=True)
+
+    few, enough, wild = summed(1.0, 3.0, 5.0), summed(1.0, 3.0, 5.0, 3.0), summed(0.0, 1e6, 0.0, 1e6)
+    assert (few["pairs_needed"], few["missing_reason"]) == (None, "pairs needed: fewer than 4 pairs")
+    assert few["pair_spread_points"] == 2
+    assert few["busy_percent"] == 91
+    assert (enough["pairs_needed"], enough["missing_reason"]) == (paired_losses.pairs_needed([1, 3, 5, 3]), None)
+    assert (wild["pairs_needed"], wild["missing_reason"]) == (None, "pairs needed: more than 10,000")
 
 
 def test_pairs_needed_by_hand():

@@ -33,7 +33,7 @@ def test_mooncake_times_are_ms_and_the_prefix_is_what_earlier_requests_had(tmp_p
     assert trace.requests["cached_tokens"].to_list() == [0, 1024, 1535]
     assert trace.requests["output_tokens"].to_list() == [5, 7, 1]
     assert trace.requests["session"].null_count() == 3
-    assert trace.origin == "published"
+    assert trace.origin == "measured"
 
 
 def test_azure_counts_from_its_first_request_and_knows_no_prefix(tmp_path):

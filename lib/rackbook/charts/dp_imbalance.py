@@ -52,7 +52,8 @@ def loss_by_ranks(
 
     Args:
         losses: dp_size, loss_percent, origin, source: the published losses.
-        predictions: setting, dp_size, loss_percent, loss_low_percent, loss_high_percent, origin, source.
+        predictions: setting, dp_size, loss_percent, loss_low_percent, loss_high_percent, origin, source; null losses
+            are left out.
         sensitivity: dp_size, loss_percent: the losses under varied assumptions; null ones are left out.
         subtitle: what was simulated.
     """
@@ -60,6 +61,7 @@ def loss_by_ranks(
     columns = ("setting", "dp_size", "loss_percent", "loss_low_percent", "loss_high_percent")
     require(predictions, (*columns, "origin", "source"), "loss_by_ranks predictions")
     require(sensitivity, ("dp_size", "loss_percent"), "loss_by_ranks sensitivity")
+    predictions = predictions.drop_nulls("loss_percent")
     printed = losses.with_columns(pl.lit("published").alias("setting"))
     settings = ["published", *predictions["setting"].unique(maintain_order=True).to_list()]
     sizes = sorted({*losses["dp_size"].to_list(), *predictions["dp_size"].to_list()})
@@ -69,9 +71,13 @@ def loss_by_ranks(
         "setting:N", title=title("setting"),
         scale=alt.Scale(domain=settings, range=[theme.INK, theme.BLUE, theme.ORANGE][: len(settings)]),
     )  # fmt: skip
-    span = sensitivity.group_by("dp_size", maintain_order=True).agg(
-        pl.col("loss_percent").min().alias("loss_low_percent"),
-        pl.col("loss_percent").max().alias("loss_high_percent"),
+    span = (
+        sensitivity.drop_nulls("loss_percent")
+        .group_by("dp_size", maintain_order=True)
+        .agg(
+            pl.col("loss_percent").min().alias("loss_low_percent"),
+            pl.col("loss_percent").max().alias("loss_high_percent"),
+        )
     )
     ranges = (
         alt.Chart(span)
@@ -111,8 +117,9 @@ def _loss_finding(losses: pl.DataFrame, predictions: pl.DataFrame) -> str:
     def shown(frame: pl.DataFrame) -> str:
         return " and ".join(f"{loss:.1f} %" for loss in frame.sort("dp_size")["loss_percent"].to_list())
 
-    first = predictions["setting"][0]
-    same = predictions.filter((pl.col("setting") == first) & pl.col("dp_size").is_in(losses["dp_size"].to_list()))
+    same = predictions.filter(pl.col("dp_size").is_in(losses["dp_size"].to_list()))
+    first = same["setting"].first() or ""
+    same = same.filter(pl.col("setting") == first)
     if same.height < losses.height:
         return "Throughput lost to DP imbalance by number of ranks"
     ranks = " and ".join(str(n) for n in losses["dp_size"].sort().to_list())
@@ -123,17 +130,19 @@ def loss_by_assumption(sensitivity: pl.DataFrame, losses: pl.DataFrame, *, subti
     """The simulated losses on two and on four ranks, one assumption varied at a time, beside the published ones.
 
     Args:
-        sensitivity: varied, setting, dp_size, loss_percent, loss_low_percent, loss_high_percent, origin, source.
+        sensitivity: varied, setting, dp_size, loss_percent, loss_low_percent, loss_high_percent, origin, source,
+            missing_reason; what has no loss is named in the subtitle.
         losses: dp_size, loss_percent: the published losses, drawn as lines.
         subtitle: the defaults and the sample.
     """
     columns = ("varied", "setting", "dp_size", "loss_percent", "loss_low_percent", "loss_high_percent")
-    require(sensitivity, (*columns, "origin", "source"), "loss_by_assumption sensitivity")
+    require(sensitivity, (*columns, "origin", "source", "missing_reason"), "loss_by_assumption sensitivity")
     require(losses, ("dp_size", "loss_percent"), "loss_by_assumption losses")
     engine = pl.format("DEP{}", "dp_size").alias("engine")
     same = pl.col("varied") == pl.col("setting")
     label = pl.when(same).then("setting").otherwise(pl.format("{}: {}", "varied", "setting")).alias("label")
-    drawn = sensitivity.drop_nulls("loss_percent").with_columns(engine, label)
+    labelled = sensitivity.with_columns(engine, label)
+    drawn = labelled.drop_nulls("loss_percent")
     y = alt.Y(
         "label:N",
         title=None,
@@ -162,8 +171,21 @@ def loss_by_assumption(sensitivity: pl.DataFrame, losses: pl.DataFrame, *, subti
         name="loss_by_assumption",
         width=460,
         height=alt.Step(22),
-        title=theme.headline("What the simulated loss depends on; vertical lines: published losses", subtitle),
+        title=theme.headline(
+            "What the simulated loss depends on; vertical lines: published losses", [subtitle, *_without_loss(labelled)]
+        ),
     )
+
+
+def _without_loss(labelled: pl.DataFrame) -> list[str]:
+    missing = labelled.filter(pl.col("loss_percent").is_null())
+    lines = []
+    reason = pl.col("missing_reason").str.split(":").list.first()
+    for (why,), rows in missing.group_by(reason, maintain_order=True):
+        names = rows["label"].unique(maintain_order=True).to_list()
+        shown = "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        lines.append(f"Without a loss ({why}): {shown}")
+    return lines
 
 
 def throughput_per_gpu_by_ranks(per_gpu: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
@@ -254,7 +276,7 @@ def waiting_by_ranks(laws: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
         name="waiting_by_ranks",
         width=480,
         height=300,
-        title=theme.headline(f"Four ranks wait {ratio:.2f} times as much as two: a skewed law of step times", subtitle),
+        title=theme.headline(f"Four ranks wait {ratio:.2f} times as much as two", subtitle),
     )
 
 

@@ -12,7 +12,7 @@ _KEYS = ("setting", "dp_size", "comparison")
 LAGGED = "lag with mirror"
 
 
-def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, subtitle: str) -> alt.LayerChart:
+def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, control: str, subtitle: str) -> alt.LayerChart:
     """The loss of each pair of replays, and the mean with its interval, by what was compared on which servers.
 
     Args:
@@ -20,6 +20,7 @@ def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, subtitle: s
             a loss is not drawn.
         losses: setting, dp_size, comparison, num_pairs, loss_percent, loss_from_percent, loss_to_percent, origin,
             source; the simulated loss among them.
+        control: what the analysis finds of a known loss.
         subtitle: machine, load, sample.
     """
     pair_columns = (*_KEYS, "pair", "loss_percent", "whole_run_loss_percent")
@@ -30,7 +31,7 @@ def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, subtitle: s
     drawn_pairs = pairs.drop_nulls("loss_percent").with_columns(label)
     means = losses.drop_nulls("loss_percent").with_columns(label)
     rows = means["label"].unique(maintain_order=True).to_list()
-    y = alt.Y("label:N", title=None, sort=rows, axis=alt.Axis(labelLimit=300))
+    y = alt.Y("label:N", title=None, sort=rows, axis=alt.Axis(labelLimit=380))
     x = theme.x("loss_percent", scale=alt.Scale(zero=True, nice=True))
     zero = alt.Chart(pl.DataFrame({"loss_percent": [0.0]})).mark_rule(color=theme.MUTED).encode(x=x)
     ticks = (
@@ -59,7 +60,7 @@ def loss_by_comparison(pairs: pl.DataFrame, losses: pl.DataFrame, *, subtitle: s
         name="loss_by_comparison",
         width=440,
         height=alt.Step(34),
-        title=theme.headline(_finding(losses), subtitle),
+        title=theme.headline(_finding(losses), [control, subtitle]),
     )
 
 
@@ -74,7 +75,13 @@ def _finding(losses: pl.DataFrame) -> str:
         return f"Measured loss on {first['setting']}: {sure}, one pair"
     half = (first["loss_to_percent"] - first["loss_from_percent"]) / 2
     verdict = "a loss" if first["loss_from_percent"] > 0 else "no loss that these pairs could tell from none"
-    return f"Measured on {first['setting']}: {sure} ± {half:.1f}, {verdict}".replace(": -", ": −")
+    as_wide = measured.filter(
+        (pl.col("setting") != first["setting"]) & (pl.col("dp_size") == first["dp_size"])
+        & pl.lit(first["loss_percent"]).is_between("loss_from_percent", "loss_to_percent")
+    )  # fmt: skip
+    doubt = f"; the bar of {as_wide['setting'][0]} holds it too" if as_wide.height else ""
+    sure = f"{sure} ± {half:.1f} from {first['num_pairs']} pairs"
+    return f"Measured on {first['setting']}: {sure}, {verdict}{doubt}".replace(": -", ": −")
 
 
 def work_over_time(work: pl.DataFrame, *, subtitle: str) -> alt.FacetChart:
@@ -102,7 +109,11 @@ def work_over_time(work: pl.DataFrame, *, subtitle: str) -> alt.FacetChart:
         schedule: f"{end - begin:.0f} s of the {schedule} replay"
         for schedule, begin, end in work.select("schedule", "from_s", "to_s").unique().sort("schedule").iter_rows()
     }
-    finding = f"All ranks work for {' and '.join(lasted[name] for name in ('mirror', 'lag') if name in lasted)}"
+    finding = (
+        f"All ranks work for {' and '.join(lasted[name] for name in ('mirror', 'lag') if name in lasted)}"
+        if lasted
+        else "No work to show"
+    )
     header = alt.Header(labelAnchor="start", labelFontWeight=600, labelOrient="top", labelPadding=3)
     return (
         (band + lines)

@@ -29,13 +29,17 @@ _STEPS = (
     "setting", "dp_size", "schedule", "num_steps", "step_mean_ms", "step_p99_ms", "same_time_percent",
     "same_tokens_percent", "origin", "source",
 )  # fmt: skip
+_WORK = ("at_s", "computed_tokens", "rank", "schedule", "from_s", "to_s", "dp_size", "origin", "source")
 _COUNTED = ("setting", "dp_size", "rank", "sent_tokens", "counted_tokens", "hit_tokens", "origin", "source")
 
 INSERTED_LOSS_PERCENT = 5.0
 """The loss that is inserted into simulated replays, to see that the analysis finds it."""
 
+CONTROL_TOLERANCE_POINTS = 1.0
+"""By how much what is found may miss what was inserted before the run says so."""
+
 NUM_PREDICTED = 20
-"""Simulated pairs of a prediction."""
+"""Simulated pairs of a prediction, and of each inserted loss."""
 
 _PROBE = (step_probe.OPENER, step_probe.PROBE)
 
@@ -152,13 +156,20 @@ class Recorded:
 
         Returns:
             setting, dp_size, comparison, num_pairs, loss_percent, loss_from_percent, loss_to_percent,
-            pair_spread_points, pairs_needed, origin "measured" or "simulated", source.
+            pair_spread_points, pairs_needed (of measured pairs), busy_percent, missing_reason, origin "measured" or
+            "simulated", source.
         """
         parts = [
             self._tidy(paired_losses.summary(own, self.confidence), {"setting": setting, "dp_size": dp_size})
             for (setting, dp_size), own in self.pairs.group_by("setting", "dp_size", maintain_order=True)
         ]
-        simulated = [frame.drop("predicted_run_s", strict=False) for frame in (self.prediction, self.recovered)]
+        simulated = [
+            frame.drop("predicted_run_s", strict=False).with_columns(
+                pl.lit(None, pl.Int64).alias("pairs_needed"),
+                pl.lit("pairs needed: not measured").alias("missing_reason"),
+            )
+            for frame in (self.prediction, self.recovered)
+        ]
         return pl.concat([*parts, *simulated])
 
     @cached_property
@@ -209,27 +220,43 @@ class Recorded:
         frame = pl.DataFrame(rows, schema=["dp_size", "quantity", "value", "unit"], orient="row")
         return self._tidy(frame, {}, "modelled")
 
-    def _load(self, schedule: str, num_ranks: int, slower: float) -> Load:
+    def _load(self, schedule: str, num_ranks: int, *, thinking: bool) -> Load:
         lag_s = self.params["lag_s"] if schedule == paired_losses.LAG else 0.0
         if self.params["users"]:
-            think_s = slower * self._trace_and_facts[1]["think_s"]  # else slower steps would hold other requests
+            think_s = self._trace_and_facts[1]["think_s"] if thinking else 0.0
             return closed_loop(
                 self.trace, num_ranks, lag_s, users=self.params["users"], think_s=think_s, seed=self.params["seed"]
             )
         return open_loop(self.trace, num_ranks, lag_s)
 
     def _simulated(
-        self, num_ranks: int, cost: StepCost, pair: int = 0, *, coupled: bool, slower: float = 1.0
+        self, num_ranks: int, cost: StepCost, pair: int, *, coupled: bool, slower: float, thinking: bool
     ) -> pl.DataFrame:
         """A mirror and a lag replay of the run's trace, the latter slower by a factor."""
         parts = []
         for number, schedule in enumerate((paired_losses.MIRROR, paired_losses.LAG), start=2 * pair):
             factor = slower if schedule == paired_losses.LAG else 1.0
-            load = self._load(schedule, num_ranks, factor)
+            load = self._load(schedule, num_ranks, thinking=thinking)
             frame, _ = simulate(load, cost.times(factor), self.step_tokens, coupled=coupled)
             names = (("replay", number), ("pair", pair), ("schedule", schedule))
             parts.append(frame.select(*(pl.lit(value).alias(name) for name, value in names), pl.all()))
         return pl.concat(parts)
+
+    def _repeated(
+        self,
+        dp_size: int,
+        fitted: _StepFunction,
+        *,
+        coupled: bool = True,
+        slower: float = 1.0,
+        thinking: bool = True,
+    ) -> pl.DataFrame:
+        """Simulated pairs, each with all costs a little higher or lower, as the single prompts spread."""
+        drawn = np.random.default_rng([self.params["seed"], 13]).normal(1, fitted.spread, NUM_PREDICTED)
+        return pl.concat(
+            self._simulated(dp_size, fitted.cost.times(factor), pair, coupled=coupled, slower=slower, thinking=thinking)
+            for pair, factor in enumerate(np.maximum(drawn, 0.5).tolist())
+        )
 
     @cached_property
     def prediction(self) -> pl.DataFrame:
@@ -245,11 +272,7 @@ class Recorded:
         """
         parts = []
         for dp_size, fitted in self._step_functions.items():
-            drawn = np.random.default_rng([self.params["seed"], 13]).normal(1, fitted.spread, NUM_PREDICTED)
-            requests = pl.concat(
-                self._simulated(dp_size, fitted.cost.times(factor), pair, coupled=True)
-                for pair, factor in enumerate(np.maximum(drawn, 0.5).tolist())
-            )
+            requests = self._repeated(dp_size, fitted)
             pairs, replays = paired_losses.losses(requests, {}), paired_losses.replays(requests, {})
             length = replays.filter(pl.col("schedule") == paired_losses.MIRROR)["run_s"].mean()
             summary = paired_losses.summary(pairs, self.confidence)
@@ -266,30 +289,51 @@ class Recorded:
     def recovered(self) -> pl.DataFrame:
         """Known losses in simulated replays of this trace, on ranks that do not wait, as the same analysis finds them.
 
+        All steps of the lag replay take longer by the loss. The users think as long as ever, as on a real server: what
+        they leave idle, slower steps can fill, and so much of the loss is not seen. With users who do not think, all of
+        it should be found: what is missing there, the analysis misses and not the load.
+
         Returns:
-            As :attr:`losses`, with the inserted loss in the setting.
+            As :attr:`losses`, with the inserted loss in the setting. In open loop nobody thinks.
         """
+        cases = [(0.0, True), (INSERTED_LOSS_PERCENT, True)]
+        if self.params["users"]:
+            cases.append((INSERTED_LOSS_PERCENT, False))
         parts = []
         for dp_size, fitted in self._step_functions.items():
-            for inserted in (0.0, INSERTED_LOSS_PERCENT):
-                requests = self._simulated(dp_size, fitted.cost, coupled=False, slower=1 / (1 - inserted / 100))
-                found = paired_losses.summary(paired_losses.losses(requests, {}))
-                names = {"setting": f"{SIMULATED}, {inserted:g} % inserted", "dp_size": dp_size}
-                parts.append(self._tidy(found, names, "simulated"))
+            for inserted, thinking in cases:
+                slower = 1 / (1 - inserted / 100)
+                requests = self._repeated(dp_size, fitted, coupled=False, slower=slower, thinking=thinking)
+                found = paired_losses.summary(paired_losses.losses(requests, {}), self.confidence)
+                names = {"setting": _inserted(inserted, thinking=thinking), "dp_size": dp_size}
+                parts.append(self._tidy(found.with_columns(pl.col("^.*percent$").round(6)), names, "simulated"))
         return pl.concat(parts) if parts else self.prediction.head(0)
 
-    def work(self, setting: str = TOGETHER) -> pl.DataFrame:
-        """What each rank had computed by when, in the first pair of a set-up whose two replays were answered in full.
+    @property
+    def control(self) -> str:
+        """What the analysis finds of the inserted loss, and what follows if it misses more than is tolerated."""
+        found = self.recovered.filter(pl.col("setting") == _inserted(INSERTED_LOSS_PERCENT)).drop_nulls("loss_percent")
+        if found.is_empty():
+            return "Not known: how much of a loss this load would show"
+        said = []
+        for dp_size, loss, busy in found.select("dp_size", "loss_percent", "busy_percent").iter_rows():
+            text = f"DEP{dp_size}: of {INSERTED_LOSS_PERCENT:g} % inserted the analysis finds {loss:.1f} %"
+            if abs(INSERTED_LOSS_PERCENT - loss) > CONTROL_TOLERANCE_POINTS:
+                does = "hides a part of" if loss < INSERTED_LOSS_PERCENT else "overstates"
+                text += (
+                    f", more than {CONTROL_TOLERANCE_POINTS:g} point off: this load, with its ranks busy for "
+                    f"{busy:.0f} % of the time, {does} a loss"
+                )
+            said.append(text)
+        return "; ".join(said)
 
-        Returns:
-            dp_size, schedule, rank, at_s, computed_tokens, from_s and to_s (of the common window), origin "measured",
-            source.
-
-        Raises:
-            DataError: there is no such pair.
-        """
-        of = self.requests.filter((pl.col("setting") == setting) & pl.col("pair").is_not_null())
-        for (dp_size, _), own in of.group_by("dp_size", "pair", maintain_order=True):
+    @cached_property
+    def _shown(self) -> tuple[str, pl.DataFrame]:
+        of = self.requests.filter((pl.col("setting") == TOGETHER) & pl.col("pair").is_not_null())
+        lagged = self.pairs.filter((pl.col("setting") == TOGETHER) & (pl.col("comparison") == "lag with mirror"))
+        usable = lagged.filter(pl.col("doubt").is_null()).select("dp_size", "pair").rows()
+        for dp_size, pair in [*usable, *lagged.select("dp_size", "pair").rows()]:
+            own = of.filter((pl.col("dp_size") == dp_size) & (pl.col("pair") == pair))
             try:
                 parts = [
                     _work(own.filter(pl.col("schedule") == schedule), schedule)
@@ -297,8 +341,27 @@ class Recorded:
                 ]
             except DataError:
                 continue
-            return self._tidy(pl.concat(parts), {"dp_size": dp_size})
-        raise DataError(f"run {self.run.id}: no pair of replays on {setting} was answered in full")
+            doubt = "the first without a doubt" if (dp_size, pair) in usable else "all pairs have doubts"
+            name = f"Pair {pair + 1} of {lagged.filter(pl.col('dp_size') == dp_size).height} on DEP{dp_size}, {doubt}"
+            return name, self._tidy(pl.concat(parts), {"dp_size": dp_size})
+        return f"No pair on {TOGETHER} was answered in full", pl.DataFrame(
+            schema={name: column(name).dtype for name in _WORK}
+        )
+
+    @property
+    def work(self) -> pl.DataFrame:
+        """What each rank of an engine had computed by when, in :attr:`shown_pair`.
+
+        Returns:
+            dp_size, schedule, rank, at_s, computed_tokens, from_s and to_s (of the common window), origin "measured",
+            source. Empty if no pair was answered in full.
+        """
+        return self._shown[1]
+
+    @property
+    def shown_pair(self) -> str:
+        """Which pair :attr:`work` shows: the first without a doubt, else the first that was answered in full."""
+        return self._shown[0]
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -348,6 +411,10 @@ class Recorded:
             )
         )
         return self._tidy(found, {})
+
+
+def _inserted(loss_percent: float, *, thinking: bool = True) -> str:
+    return f"{SIMULATED}, {loss_percent:g} % inserted" + ("" if thinking else ", nobody thinks")
 
 
 def _work(requests: pl.DataFrame, schedule: str) -> pl.DataFrame:

@@ -132,9 +132,10 @@ def _on_lab(run: Recorder, step_tokens: int, say: Callable[[str], None]) -> Iter
 
 
 def _cores(num_ranks: int) -> list[str]:
-    from rackbook.engine.lab_settings import cores_by_rank, usable_cores
+    from rackbook.cores import core_ids
+    from rackbook.engine.lab_settings import cores_by_rank
 
-    return cores_by_rank(usable_cores(), num_ranks).split("|")
+    return cores_by_rank(core_ids(), num_ranks).split("|")
 
 
 def _on_cluster(params: Params, cluster: Cluster, run: Recorder) -> Iterator[Servers]:
@@ -154,6 +155,8 @@ def _on_cluster(params: Params, cluster: Cluster, run: Recorder) -> Iterator[Ser
         with serving.start(stage, ready, run, log) as server:
             ranks = int(stage.name.removeprefix("dep"))
             yield Servers(TOGETHER, ranks, (server.base_url,), server.model, (log,))
+        for doubt in serving.log_doubts(log, ranks):
+            run.flag(f"{stage.name}: {doubt}")
         for process in server.processes:  # the iterations are kept as a table
             keep_server(run, process.log, f"{stage.name}.{process.name}.log")
     run.describe(no_control="no server per rank is started on a cluster: name some in base_url, after a semicolon")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rackbook.clusters import Cluster
+from rackbook.cores import core_ids
 from rackbook.engine import lab_model, lab_settings, launch
 from rackbook.engine.plan import Plan, Process, Stage
 from rackbook.plans import serving
@@ -39,7 +40,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     settings = Settings.of(given)
     if cluster.is_lab:
         return _lab_plan(settings, recipe, cluster)
-    sizes, notes = serving.whole(cluster, settings.ranks)
+    sizes, notes = serving.whole(cluster, recipe, settings.ranks, "ranks")
     limit = min(MAX_MODEL_LEN, recipe.context_limit)
     stages = tuple(_stage(settings, recipe, cluster, size, limit) for size in sizes)
     needs = serving.needs(recipe, "aggregated", limit, checkpoint=False, changes={})
@@ -84,7 +85,7 @@ def _lab_plan(settings: Settings, recipe: Recipe, cluster: Cluster) -> Plan:
 
     took = serving.lab_duration(recipe, _PAIRS_MINUTES)
     port = launch.SERVER_PORT
-    shares = lab_settings.cores_by_rank(lab_settings.usable_cores(), 2).split("|")
+    shares = lab_settings.cores_by_rank(core_ids(), 2).split("|")
     alone = tuple(
         process
         for rank, cores in enumerate(shares)

@@ -27,6 +27,7 @@ _PAIR = {
     "loss_percent": pl.Float64,
     "whole_run_loss_percent": pl.Float64,
     "window_s": pl.Float64,
+    "busy_percent": pl.Float64,
     "doubt": pl.String,
 }
 _SUMMARY = {
@@ -37,7 +38,12 @@ _SUMMARY = {
     "loss_to_percent": pl.Float64,
     "pair_spread_points": pl.Float64,
     "pairs_needed": pl.Int64,
+    "busy_percent": pl.Float64,
+    "missing_reason": pl.String,
 }
+
+LEAST_PAIRS = 4
+"""Fewer pairs do not tell their spread: that of two is under an eighth of the true one in every tenth experiment."""
 
 
 def order(num_pairs: int, *, control: bool = True) -> list[tuple[int, str]]:
@@ -64,8 +70,8 @@ def replays(requests: pl.DataFrame, doubts: dict[int, str]) -> pl.DataFrame:
         doubts: why a replay may not be used, by its number.
 
     Returns:
-        replay, pair, schedule, num_requests, run_s, window_s, window_tok_per_s, whole_run_tok_per_s, lateness_p99_ms,
-        doubt. What was not measured is null; a replay with a request that has no answer gets a doubt.
+        replay, pair, schedule, num_requests, run_s, window_s, window_tok_per_s, whole_run_tok_per_s, busy_percent,
+        lateness_p99_ms, doubt. What was not measured is null; a replay with a request that has no answer gets a doubt.
     """
     rows = []
     for (replay, pair, schedule), own in requests.group_by("replay", "pair", "schedule", maintain_order=True):
@@ -80,11 +86,12 @@ def replays(requests: pl.DataFrame, doubts: dict[int, str]) -> pl.DataFrame:
                 "window_s": found.to_s - found.from_s,
                 "window_tok_per_s": found.window_tok_per_s,
                 "whole_run_tok_per_s": found.whole_tok_per_s,
+                "busy_percent": found.busy_percent,
             }
         except DataError as problem:
             row["doubt"] = row["doubt"] or str(problem)
         rows.append(row)
-    numbers = ("run_s", "window_s", "window_tok_per_s", "whole_run_tok_per_s", "lateness_p99_ms")
+    numbers = ("run_s", "window_s", "window_tok_per_s", "whole_run_tok_per_s", "busy_percent", "lateness_p99_ms")
     schema = {"replay": pl.Int64, "pair": pl.Int64, "schedule": pl.String, "num_requests": pl.Int64}
     return pl.DataFrame(rows, schema=schema | dict.fromkeys(numbers, pl.Float64) | {"doubt": pl.String})
 
@@ -98,7 +105,8 @@ def losses(requests: pl.DataFrame, doubts: dict[int, str]) -> pl.DataFrame:
 
     Returns:
         comparison, pair, loss_percent (:func:`rackbook.replay.throughput.same_work_loss`), whole_run_loss_percent
-        (stagger included), window_s, doubt. Without a usable pair of replays the loss is null and says why.
+        (stagger included), window_s, busy_percent (of the mirror replay: what its ranks have left is where a loss can
+        hide), doubt. Without a usable pair of replays the loss is null and says why.
     """
     rows = []
     for comparison, other in COMPARISONS.items():
@@ -127,6 +135,7 @@ def _loss(mirror: pl.DataFrame, lagged: pl.DataFrame) -> dict[str, float]:
         "loss_percent": 100 * throughput.same_work_loss(mirror, lagged),
         "whole_run_loss_percent": 100 * (1 - other.whole_tok_per_s / one.whole_tok_per_s),
         "window_s": other.to_s - other.from_s,
+        "busy_percent": one.busy_percent,
     }
 
 
@@ -139,11 +148,13 @@ def summary(pairs: pl.DataFrame, confidence: float = 0.95) -> pl.DataFrame:
 
     Returns:
         By comparison: num_pairs, loss_percent, loss_from_percent and loss_to_percent (Student's t over pairs; null with
-        fewer than two), pair_spread_points, pairs_needed (:func:`pairs_needed`).
+        fewer than two), pair_spread_points, pairs_needed (:func:`pairs_needed`; null with fewer than
+        :data:`LEAST_PAIRS`), busy_percent (mean of the pairs), missing_reason.
     """
     rows = []
     for comparison in pairs["comparison"].unique(maintain_order=True).to_list():
-        of = pairs.filter((pl.col("comparison") == comparison) & pl.col("doubt").is_null())["loss_percent"].to_list()
+        usable = pairs.filter((pl.col("comparison") == comparison) & pl.col("doubt").is_null())
+        of = usable["loss_percent"].to_list()
         row: dict[str, object] = {"comparison": comparison, "num_pairs": len(of)}
         if of:
             found = intervals.mean_interval(of, confidence)
@@ -152,8 +163,14 @@ def summary(pairs: pl.DataFrame, confidence: float = 0.95) -> pl.DataFrame:
                 "loss_from_percent": found.low,
                 "loss_to_percent": found.high,
                 "pair_spread_points": spread(of),
-                "pairs_needed": pairs_needed(of, confidence=confidence),
+                "busy_percent": usable["busy_percent"].mean(),
             }
+        if len(of) < LEAST_PAIRS:
+            row["missing_reason"] = f"pairs needed: fewer than {LEAST_PAIRS} pairs"
+        elif (needed := pairs_needed(of, confidence=confidence)) is None:
+            row["missing_reason"] = "pairs needed: more than 10,000"
+        else:
+            row["pairs_needed"] = needed
         rows.append(row)
     return pl.DataFrame(rows, schema=_SUMMARY)
 

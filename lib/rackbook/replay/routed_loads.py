@@ -33,8 +33,8 @@ def policies(
         cap: tokens per step and rank, at most.
 
     Returns:
-        policy, load_percent, num_ranks, prefix_caching, ttft_p50_s and ttft_p99_s over all repeats, the P99 of the best
-        and the worst repeat, wait_percent, origin "simulated".
+        policy, load_percent, num_ranks, num_requests (of a repeat), prefix_caching, ttft_p50_s and ttft_p99_s over all
+        repeats, the P99 of the best and the worst repeat, wait_percent, origin "simulated".
     """
     caching = all(trace.requests["cached_tokens"].null_count() == 0 for trace in drawn)
     rows = []
@@ -51,6 +51,7 @@ def policies(
                     "policy": policy,
                     "load_percent": load,
                     "num_ranks": num_ranks,
+                    "num_requests": len(streams[0]),
                     "prefix_caching": caching,
                     "ttft_p50_s": float(np.percentile(np.concatenate(waits), 50)),
                     "ttft_p99_s": float(np.percentile(np.concatenate(waits), 99)),

@@ -69,6 +69,11 @@ class Work:
         span = slice(place - 1, place + 1)
         return float(np.interp(tokens, self.tokens[span], self.time_s[span]))
 
+    def busy_s(self, begin_s: float, end_s: float) -> float:
+        """Seconds between two times in which it had a request to work on."""
+        length = np.diff(np.clip(self.time_s, begin_s, end_s))
+        return float(length[np.diff(self.tokens) > 0].sum())
+
     def answered_within(self, begin_s: float, end_s: float) -> tuple[float, float]:
         """When the first answer not before the begin, and the last not after the end, were given.
 
@@ -124,6 +129,7 @@ class Throughput:
         window_tok_per_s: prompt tokens per second of all ranks in the window.
         whole_tok_per_s: the same from the first request to the last answer.
         run_s: length of the whole replay.
+        busy_percent: share of the window in which a rank has a request to work on; mean of the ranks.
     """
 
     from_s: float
@@ -131,6 +137,7 @@ class Throughput:
     window_tok_per_s: float
     whole_tok_per_s: float
     run_s: float
+    busy_percent: float
 
 
 def window(ranks: list[Work]) -> tuple[float, float]:
@@ -159,7 +166,10 @@ def measured(requests: pl.DataFrame) -> Throughput:
     in_window = sum(w.at(end) - w.at(begin) for w in ranks)
     first, last = min(w.begin_s for w in ranks), max(w.end_s for w in ranks)
     total = float(requests["input_tokens"].sum())
-    return Throughput(begin, end, in_window / (end - begin), total / (last - first), last - first)
+    busy = sum(w.busy_s(begin, end) for w in ranks) / (len(ranks) * (end - begin))
+    return Throughput(
+        begin, end, in_window / (end - begin), total / (last - first), last - first, min(100 * busy, 100.0)
+    )
 
 
 def same_work_loss(mirror: pl.DataFrame, lag: pl.DataFrame) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from rackbook.errors import DataError
 from rackbook.replay import imbalance
 
 if TYPE_CHECKING:
@@ -35,12 +36,15 @@ def until(runs: dict[str, Run], until_s: float, *, max_steps: int, source: str) 
 def close_up(runs: dict[str, Run], *, num_steps: int, source: str) -> pl.DataFrame:
     """What each rank does in a few steps in the middle of the common window; see :func:`until`.
 
-    Raises:
-        DataError: the ranks never work together.
+    Returns:
+        As :func:`until`; empty if the ranks of a run never work together.
     """
     parts = []
     for schedule, run in runs.items():
-        window = imbalance.common_window(run.tokens)
+        try:
+            window = imbalance.common_window(run.tokens)
+        except DataError:
+            return timeline(run, schedule, slice(0, 0), source)
         begin = (window.start + window.stop) // 2
         parts.append(timeline(run, schedule, slice(begin, min(begin + num_steps, window.stop)), source))
     return pl.concat(parts)

@@ -63,7 +63,7 @@ def read_mooncake(path: str | Path) -> Trace:
         DataError: no such file, or a line that is not what it should be; names the line.
     """
     found = _read_hashed(path, MOONCAKE_BLOCK_TOKENS, 1e-3)
-    return Trace(f"Mooncake trace {Path(path).name}", "published", found)
+    return Trace(f"Mooncake trace {Path(path).name}", "measured", found)
 
 
 def read_timed(path: str | Path, *, block_tokens: int = TIMED_BLOCK_TOKENS, seconds_per_unit: float = 1.0) -> Trace:
@@ -86,7 +86,7 @@ def read_timed(path: str | Path, *, block_tokens: int = TIMED_BLOCK_TOKENS, seco
             f"got block_tokens = {block_tokens!r}, seconds_per_unit = {seconds_per_unit!r}; allowed: at least 1, a "
             "number > 0"
         )
-    return Trace(f"timed trace {Path(path).name}", "published", _read_hashed(path, block_tokens, seconds_per_unit))
+    return Trace(f"timed trace {Path(path).name}", "measured", _read_hashed(path, block_tokens, seconds_per_unit))
 
 
 def _read_hashed(path: str | Path, block_tokens: int, seconds_per_unit: float) -> pl.DataFrame:
@@ -157,7 +157,7 @@ def read_azure(path: str | Path) -> Trace:
             raise DataError(
                 f"{name}, row {number}: got {','.join(cells)!r} ({problem}), expected a date and time, tokens, tokens"
             ) from None
-    return Trace(f"Azure trace {Path(path).name}", "published", pl.DataFrame(rows, schema=COLUMNS, orient="row"))
+    return Trace(f"Azure trace {Path(path).name}", "measured", pl.DataFrame(rows, schema=COLUMNS, orient="row"))
 
 
 def _lines(path: str | Path) -> list[str]:

@@ -33,14 +33,14 @@ class Trace:
 
     Attributes:
         name: what it is, for titles and messages.
-        origin: "published" for a recorded one, "simulated" for a drawn one.
+        origin: "measured" for a recorded one, "simulated" for a drawn one.
         requests: one row per request in order of arrival: request (0, 1, …), session (text; null where the source does
             not tell), arrival_s (seconds from the start, ascending), input_tokens (prefix included), cached_tokens (the
             known prefix, less than the input; null where the source does not tell), output_tokens.
     """
 
     name: str
-    origin: Literal["published", "simulated"]
+    origin: Literal["measured", "simulated"]
     requests: pl.DataFrame
 
     def __post_init__(self) -> None:
