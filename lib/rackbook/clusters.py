@@ -36,7 +36,8 @@ class Launcher(_Entry):
         partition: slurm: empty for the default one.
         account: slurm: empty for the default one.
         minutes: slurm: time limit of one step; None for the partition's.
-        options: slurm: further options of ``srun``.
+        options: slurm: further options of ``srun``; ``--exclusive`` not for a server's processes, which share their
+            allocation with their clients.
     """
 
     kind: Literal["local", "torchrun", "slurm"] = "local"

@@ -26,6 +26,38 @@ the GPU; in a run on a CPU; or not at all, only read in vLLM's code. None of the
 
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
+_RANKS = (
+    "a plan takes the number of ranks from the notebook (measured_ranks, measured_ep_sizes, ranks, "
+    "measured_decode_ranks), for prefill from num_ranks of the role"
+)
+_GPUS = "a plan counts gpus_per_rank GPUs for each rank and no others"
+_HOSTS = "the cluster's file and its launcher say which hosts there are and where they meet"
+_ADDRESS = "the plan chooses where a server listens, and tells its clients"
+
+OWNED = {
+    "--tensor-parallel-size": "gpus_per_rank of the role single_user sets it",
+    "--pipeline-parallel-size": _GPUS, "--prefill-context-parallel-size": _GPUS,
+    "--data-parallel-size": _RANKS, "--data-parallel-size-local": _HOSTS, "--data-parallel-start-rank": _HOSTS,
+    "--data-parallel-rank": _HOSTS, "--data-parallel-address": _HOSTS, "--data-parallel-rpc-port": _HOSTS,
+    "--data-parallel-backend": _HOSTS, "--data-parallel-external-lb": _HOSTS,
+    "--data-parallel-multi-port-external-lb": _HOSTS, "--nnodes": _HOSTS, "--node-rank": _HOSTS,
+    "--master-addr": _HOSTS, "--master-port": _HOSTS, "--headless": _HOSTS,
+    "--host": _ADDRESS, "--port": _ADDRESS, "--uds": _ADDRESS,
+    "--model": "model_id sets it", "--config": "its options stand here, one by one, where they can be checked",
+}  # fmt: skip
+"""Arguments that no recipe has, each with what sets it: a plan would otherwise count other GPUs than those that run."""
+
+OWNED_BY_ROLE: dict[RoleName, dict[str, str]] = {
+    "aggregated": {
+        "--max-model-len": "a plan takes it from the contexts or max_model_len of the notebook",
+        "--max-num-seqs": "requests_per_rank or measured_requests_per_rank of the notebook set it",
+        "--max-num-batched-tokens": "measured_step_tokens, max_step_tokens or max_num_batched_tokens set it",
+    },
+    "decode": {"--max-num-seqs": "measured_max_seqs of the notebook sets it"},
+    "single_user": {"--max-model-len": "a plan takes it from measured_input_tokens and measured_output_tokens"},
+}
+"""What the plans set for one role only."""
+
 _SEEN = "every user of the machine would see the secret on the command line; set it in the environment of the process"
 
 
@@ -172,6 +204,9 @@ class Recipe(_Entry):
                     "shares a rank's weights over GPUs"
                 )
             flags = [option.flag for option in self.options(name)]
+            owned = OWNED | OWNED_BY_ROLE.get(name, {})
+            if others := [f"{flag} ({owned[flag]})" for flag in flags if flag in owned]:
+                raise ValueError(f"role {name}: a recipe cannot set {', '.join(others)}; leave it out")
             if twice := sorted({flag for flag in flags if flags.count(flag) > 1}):
                 raise ValueError(f"role {name}: {', '.join(twice)} stands twice")
         return self

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +25,65 @@ FORMAT = 1
 OWN = RECORD, STARTED, FAILED = "run.json", "started.json", "failed.json"
 """Files of the run itself: of a finished one, of one that is being written, of one that stopped."""
 
+MASKED = "masked"
+"""Entry of the last two: whether the run's texts are free of secrets and private paths."""
+
 
 def free_of_private_text(path: Path) -> None:
-    """Mask secrets and private paths in a file, if it is text."""
+    """Mask secrets and private paths in a file, if it is text; a full disk leaves it as it was."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         return
     if (public := provenance.public_text(text)) != text:
-        path.write_bytes(public.encode("utf-8"))
+        masked = path.with_name(f".{path.name}.{os.getpid()}.masked")
+        try:
+            masked.write_bytes(public.encode("utf-8"))
+            masked.replace(path)
+        finally:
+            masked.unlink(missing_ok=True)
+
+
+def free_folder(folder: Path, public: Collection[str]) -> bool:
+    """Mask secrets and private paths in the texts of a run that has not finished.
+
+    Args:
+        folder: of the run.
+        public: names of files in it that are left as they are, as the run's own ones are.
+
+    Returns:
+        Whether every text could be written.
+    """
+    done = True
+    for path in sorted(folder.rglob("*")):
+        kept = path.parent == folder and path.name in {*OWN, *public}
+        if path.is_file() and not path.is_symlink() and not kept:
+            try:
+                free_of_private_text(path)
+            except OSError:
+                done = False
+    return done
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a file, so that :func:`is_held` tells of it until the block or the process ends, however it ends."""
+    with path.open("rb") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds a file, on whatever host; None where the file system does not tell."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

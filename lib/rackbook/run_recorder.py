@@ -140,16 +140,19 @@ def record(
         folder / run_files.STARTED, {"id": run_id, "experiment": experiment, "params": values, "pid": os.getpid()}
     )
     clock = time.monotonic()
-    try:
-        yield run
-        facts["duration_s"] = round(time.monotonic() - clock, 3)
-        _finish(run, experiment, values)
-    except BaseException as problem:
-        reason = " ".join(f"{type(problem).__name__}: {problem}".split())
-        why = {"reason": provenance.public_text(reason), "after_s": round(time.monotonic() - clock, 3)}
-        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
-            run_files.write_json(folder / run_files.FAILED, why | {"flags": run._flags})
-        raise
+    with run_files.held(folder / run_files.STARTED):
+        try:
+            yield run
+            facts["duration_s"] = round(time.monotonic() - clock, 3)
+            _finish(run, experiment, values)
+        except BaseException as problem:
+            reason = " ".join(f"{type(problem).__name__}: {problem}".split())
+            why = {"reason": provenance.public_text(reason), "after_s": round(time.monotonic() - clock, 3)}
+            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+                masked = run_files.free_folder(folder, run._public)
+                content = why | {"flags": run._flags, run_files.MASKED: masked}
+                run_files.write_json(folder / run_files.FAILED, content)
+            raise
 
 
 def _make_folder(experiment: str, values: dict[str, Any], root: Path) -> tuple[Path, str, datetime]:
@@ -176,13 +179,13 @@ def _make_folder(experiment: str, values: dict[str, Any], root: Path) -> tuple[P
 
 
 def _finish(run: Recorder, experiment: str, values: dict[str, Any]) -> None:
-    (run.folder / run_files.STARTED).unlink()
-    files = {}
-    for path in sorted(run.folder.iterdir()):
+    files, started = {}, run.folder / run_files.STARTED
+    for path in sorted(set(run.folder.iterdir()) - {started}):
         if path.name not in run._public:
             run_files.free_of_private_text(path)
         files[path.name] = run_files.fingerprint(path)
         run_files.sync(path)
+    started.unlink()
     content = {
         "format": run_files.FORMAT,
         "id": run.id,

@@ -34,6 +34,8 @@ __all__ = [
     "unfinished",
 ]
 
+_PARTIAL = ".partial"
+
 COMMITTED = DATA / "runs"
 """The small recorded runs that the notebooks show."""
 
@@ -121,7 +123,7 @@ def read(id_or_path: str | Path) -> Run:
     for root in roots():
         if (root / name).is_dir():
             return _read(root / name)
-        if (partial := root / f".{name}.partial").is_dir():
+        if (partial := root / f".{name}{_PARTIAL}").is_dir():
             return _read(partial)
     known = {folder.name for root in roots() for folder in _folders(root) if not folder.name.startswith(".")}
     where = " and ".join(shown(root) for root in roots())
@@ -149,8 +151,14 @@ def committed(experiment: str) -> list[Run]:
 
 
 def unfinished() -> list[Unfinished]:
-    """What lies in :func:`roots` and is no run: still being written, stopped, or damaged."""
+    """What lies in :func:`roots` and is no run: still being written, stopped, or damaged.
+
+    A run frees its texts of secrets and private paths when it ends; for one that was killed this is done here.
+    """
     _, others = _survey(roots())
+    for left in others:
+        if left.path.name.endswith(_PARTIAL):
+            _mask_abandoned(left.path)
     return others
 
 
@@ -163,7 +171,7 @@ def _survey(places: Sequence[Path]) -> tuple[list[Run], list[Unfinished]]:
                 run = _read(folder)
                 found.setdefault(run.id, run)  # a committed run is a copy of one that may still lie at home
             except DataError as problem:
-                name = folder.name.removeprefix(".").removesuffix(".partial")
+                name = folder.name.removeprefix(".").removesuffix(_PARTIAL)
                 others.append(Unfinished(name, folder, str(problem)))
     return _newest_first(found.values()), others
 
@@ -178,7 +186,7 @@ def _folders(root: Path) -> list[Path]:
     return sorted(
         folder
         for folder in root.iterdir()
-        if folder.is_dir() and (not folder.name.startswith(".") or folder.name.endswith(".partial"))
+        if folder.is_dir() and (not folder.name.startswith(".") or folder.name.endswith(_PARTIAL))
     )
 
 
@@ -224,10 +232,32 @@ def _why_unfinished(folder: Path) -> str:
         pid = int(run_files.read_json(folder / run_files.STARTED)["pid"])
     except (DataError, KeyError, TypeError, ValueError):
         return "it was killed before it could say why"
+    if run_files.is_held(folder / run_files.STARTED) or _runs_here(pid):
+        return f"process {pid} may still be writing it"
+    return "its process was killed"
+
+
+def _runs_here(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return "its process was killed"
+        return False
     except PermissionError:
         pass
-    return f"process {pid} may still be writing it"
+    return True
+
+
+def _mask_abandoned(folder: Path) -> None:
+    """Mask the texts of a run that nobody writes any more, once; where that is not certain they stay as they are."""
+    failed, started = folder / run_files.FAILED, folder / run_files.STARTED
+    path = failed if failed.is_file() else started
+    try:
+        content = run_files.read_json(path)
+        if content.get(run_files.MASKED):
+            return
+        if path == started and (run_files.is_held(path) is not False or _runs_here(int(content["pid"]))):
+            return
+        if run_files.free_folder(folder, {file.name for file in folder.glob("*.csv")}):
+            run_files.write_json(path, content | {run_files.MASKED: True})
+    except (DataError, OSError, KeyError, TypeError, ValueError):
+        return  # the survey says what is wrong with it

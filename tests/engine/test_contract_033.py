@@ -14,14 +14,14 @@ ON_THE_LAB = ("dp_imbalance", "expert_balance", "engine_gap", "single_node")
 """Experiments that the CPU lab measures as they come; the context sweep only without drafts."""
 
 VARIANTS = {
-    "context_sweep": {"measured_contexts": [4096], "measured_draft_tokens": 0, "measured_ranks": 2},
-    "step_breakdown": {"measured_draft_tokens": 0, "measured_requests_per_rank": 1, "measured_ranks": 2},
-    "wide_ep_scaling": {"measured_ep_sizes": [1, 2], "draft_tokens": 0},
-    "prefill_ablation": {"measured_fixes": ["engram"], "measured_new_tokens": [2], "measured_ranks": 1},
+    "context_sweep": {"measured_contexts": [4096], "measured_draft_tokens": 0, "measured_ranks": 4},
+    "step_breakdown": {"measured_draft_tokens": 0, "measured_requests_per_rank": 1, "measured_ranks": 4},
+    "wide_ep_scaling": {"measured_ep_sizes": [4, 2], "draft_tokens": 0},
+    "prefill_ablation": {"measured_fixes": ["engram"], "measured_new_tokens": [2], "measured_ranks": 8},
     "decode_parity": {"measured_batch_sizes": [1], "draft_tokens": 2},
-    "serving_pareto": {"measured_prefill_engines": 2, "measured_decode_ranks": 4, "workload_path": "trace.jsonl"},
+    "serving_pareto": {"measured_prefill_engines": 1, "measured_decode_ranks": 4, "workload_path": "trace.jsonl"},
     "engine_gap": {"measured_ep_sizes": [4], "measured_draft_tokens": 0},
-    "single_node": {"measured_prefill_tokens": None, "measured_ranks": 2, "draft_tokens": 0},
+    "single_node": {"measured_prefill_tokens": None, "measured_ranks": 4, "draft_tokens": 0},
 }
 """Other settings, so that every branch of a plan is parsed."""
 

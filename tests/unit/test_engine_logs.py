@@ -124,3 +124,12 @@ def test_a_log_without_such_lines_gives_an_empty_frame_with_all_columns():
         frame = read("INFO ready\n")
         assert frame.is_empty()
         assert name in frame.columns
+
+
+def test_a_step_that_nobody_had_to_wait_for_is_none_of_an_unknown_form():
+    line = (
+        "(APIServer pid=9) INFO 11-29 19:31:05 [loggers.py:199] Engine 003: Iteration(7): 0 context requests, "
+        "0 context tokens, 64 generation requests, 384 generation tokens, iteration elapsed time: 0.00 ms, "
+        "GPU KV cache usage: 1.0%\n"
+    )
+    assert logs.iterations(line).select("rank", "step_ms").rows() == [(3, 0.0)]

@@ -55,7 +55,6 @@ def test_its_rows_carry_the_quality(written):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("ranks", 0, "latency_us", "sample_spread_pct"), 0.51, "spread by 0.51 %, more than 0.5 %"),
         (("ranks", 1, "finite"), False, "not finite"),
         (("ranks", 1, "graph_vs_eager", "relative_rms"), 0.02, "differ by 0.02"),
         (("ranks", 1, "graph_vs_eager", "relative_rms"), float("nan"), "not a number"),
@@ -70,9 +69,12 @@ def test_a_doubtful_result_is_kept_and_says_why(written, path, value, words):
     assert timed[1].doubts == []
 
 
-def test_a_spread_of_exactly_the_limit_is_steady(written):
-    content = changed(("ranks", 0, "latency_us", "sample_spread_pct"), 0.5)
-    assert forward_results.read(written(content), CASES, 2)[0].doubts == []
+@pytest.mark.parametrize(
+    ("spread", "doubts"), [(0.5, []), (0.51, ["unsteady: sample medians spread by 0.51 %, more than 0.5 %"])]
+)
+def test_a_spread_beyond_the_limit_is_a_doubt(written, spread, doubts):
+    content = forward_output.result(CASES, 2, latency_us=forward_output.latency(spread=spread))
+    assert [timed.doubts for timed in forward_results.read(written(content), CASES, 2)] == [doubts] * 2
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,12 @@ def test_a_spread_of_exactly_the_limit_is_steady(written):
         (changed(("ranks",), []), "ranks"),
         (changed(("requests", 3, "kv_len"), 65000), "from request 4 on.*kv-len-jitter 0"),
         (changed(("ranks", 1, "routing"), "real"), "the ranks differ in routing: balanced, real"),
+        (
+            changed(("ranks", 1, "latency_us"), forward_output.latency([500.0, 501.0, 499.0, 502.0])),
+            "ranks 0 and 1 differ in latency_us .medians 9005 and 500.5 µs.*another version",
+        ),
+        (changed(("ranks", 1, "latency_us", "sample_spread_pct"), 3.0), "ranks 0 and 1 differ.*spreads 0.1 and 3 %"),
+        (changed(("ranks", 1, "drafter"), None), "1 of 2 ranks have a drafter; all have it, or none"),
     ],
 )
 def test_a_wrong_file_is_refused(written, content, words):

@@ -133,7 +133,7 @@ def test_03_judges_the_claim_at_its_own_size(scaling):
     dep4 = verdict(wide_ep_scaling, evidence, "moe_dep4_ms")
     assert (dep4.verdict, dep4.finding.found, dep4.finding.basis) == ("refuted", 9.0, "measured")
     assert verdict(wide_ep_scaling, evidence, "moe_dep32_ms").verdict == "open"
-    assert verdict(wide_ep_scaling, evidence, "gain_diminishes").finding.basis == "modelled"
+    assert verdict(wide_ep_scaling, evidence, "gain_diminishes").verdict == "open", "two sizes, not four"
 
 
 def test_03_a_flagged_run_settles_nothing(scaling):

@@ -13,7 +13,7 @@ from pydantic import Field
 
 import fake_vllm_server
 from chart_checks import check_chart
-from rackbook import runs
+from rackbook import plans, runs
 from rackbook.charts import single_node as single_node_charts
 from rackbook.charts import step_time
 from rackbook.engine import decode_steps, launch
@@ -21,6 +21,7 @@ from rackbook.engine.completions import complete_together, random_prompts
 from rackbook.engine.decode_steps import Batch
 from rackbook.engine.fit import UnfitError
 from rackbook.engine.readiness import free_port
+from rackbook.engine.server import Running
 from rackbook.errors import DataError, ParameterError, RackbookError
 from rackbook.experiments import context_sweep as sweep_experiment
 from rackbook.experiments import single_node as single_node_experiment
@@ -493,6 +494,73 @@ def test_prefill_and_decode_engines_behind_a_router_become_points_per_gpu(cluste
         serving_pareto.measure(params.model_copy(update={"workload_path": ""}))
     with pytest.raises(ParameterError, match="got 32 requests in .*agents.jsonl, allowed: at least 64, four for each"):
         serving_pareto.measure(params.model_copy(update={"measured_concurrency": [16]}))
+
+
+# the iterations that servers log
+
+
+def iteration_of(rank, number):
+    return fake_vllm_server.iteration(number, 2).replace("Engine 000", f"Engine {rank:03d}") + "\n"
+
+
+class TwoProcesses:
+    """A running server of two processes."""
+
+    base_url = "http://127.0.0.1:1"
+
+    def __init__(self, folder):
+        self.processes = tuple(Running(f"server-{n}", None, folder / f"stage-{n}.full.log") for n in range(2))
+        for rank, process in enumerate(self.processes):
+            process.log.write_text(iteration_of(rank, 0))  # of the warm-up
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def check(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("written", "flags"),
+    [
+        ([[0, 1], [2, 3]], ()),
+        ([[0, 1], []], ("served_dep4: only 2 of 4 ranks logged their iterations",)),
+        ([[], []], ()),  # as from several API servers, which the plan says
+    ],
+)
+def test_the_iterations_of_every_process_are_read_and_missing_ranks_flagged(cluster, monkeypatch, written, flags):
+    plan = plans.plan("engine_gap", {"measured_ep_sizes": [4], "measured_repeats": 1}, cluster())
+
+    def follow(*_, seen, **__):
+        for process, ranks in zip(server.processes, written, strict=True):
+            with process.log.open("a") as log:
+                log.write("".join(iteration_of(rank, 1) for rank in ranks) + "half a line")
+        seen({"repeat": 1, "concurrency": 8})
+        return pl.DataFrame({"repeat": [1]})
+
+    monkeypatch.setattr(serving.bench_runs, "follow", follow)
+    monkeypatch.setattr(serving, "start", lambda *_: server)
+    with runs.record("engine_gap", {}, machine={}) as run:
+        server = TwoProcesses(run.folder)
+        steps = serving.follow(plan, run).steps
+        run.write_json("done.json", {})
+    assert steps.select("rank", "iteration").rows() == [(rank, 1) for ranks in written for rank in ranks]
+    assert runs.read(run.id).flags == flags
+
+
+def test_ranks_that_a_log_lacks_or_lines_that_it_should_not_have_are_doubts(tmp_path):
+    log = tmp_path / "dep4.log"
+    log.write_text("".join(iteration_of(rank, 5) for rank in range(4)))
+    assert serving.log_doubts(log, 4) == []
+    assert serving.log_doubts(log, 8) == ["only 4 of 8 ranks logged their iterations"]
+    log.write_text("")
+    assert serving.log_doubts(log, 4) == ["only 0 of 4 ranks logged their iterations"]
+    log.write_text("Iteration(1): another form, iteration elapsed time: soon\n")
+    (doubt,) = serving.log_doubts(log, 4)
+    assert "dep4.log, line 1: a line about iteration of an unknown form" in doubt
 
 
 # what a run of 12 settles

@@ -109,6 +109,15 @@ def test_slurm_starts_one_task_per_gpu(trays):
     assert process.num_gpus == 8
 
 
+def test_a_server_s_processes_are_steps_that_share_their_allocation(trays):
+    extra = 'partition = "gpu"\naccount = "a"\nminutes = 30\noptions = ["--exclusive", "--exclusive=user", "--qos=q"]'
+    _, other = plans.plan("dp_imbalance", {"ranks": [8]}, trays("slurm", extra)).stage("dep8").services
+    assert other.through == (
+        "srun", "--nodes=1", "--ntasks=1", "--nodelist=HOST_1", "--gpus-per-node=4", "--overlap", "--time=30",
+        "--qos=q",
+    )  # fmt: skip
+
+
 def test_a_server_on_several_hosts_has_one_head_and_ranks_that_follow(trays):
     found = plans.plan("engine_gap", {"measured_ep_sizes": [8]}, trays())
     head, other = found.stage("served_dep8").services
@@ -118,6 +127,16 @@ def test_a_server_on_several_hosts_has_one_head_and_ranks_that_follow(trays):
     assert value(other, "--data-parallel-start-rank") == "4"
     assert "--headless" in other.arguments
     assert "--port" not in other.arguments
+
+
+def test_the_number_of_api_servers_is_not_told_to_a_host_that_has_none(trays):
+    head, other = plans.plan("dp_imbalance", {"ranks": [8]}, trays()).stage("dep8").services
+    assert value(head, "--api-server-count") == "1"
+    assert "--headless" in other.arguments
+    assert "--api-server-count" not in other.arguments  # vLLM refuses both together
+    assert [word for word in words_of(other) if word not in words_of(head)] == [
+        "--data-parallel-start-rank", "--headless",
+    ]  # fmt: skip
 
 
 def test_prefill_and_decode_engines_share_no_gpu_and_no_port():
@@ -140,10 +159,10 @@ def test_prefill_and_decode_engines_share_no_gpu_and_no_port():
 
 @pytest.fixture
 def recipe(tmp_path):
-    """The GB300 recipe with one text in place of another."""
+    """A recipe, the GB300's unless named, with one text in place of another."""
 
-    def write(old, new):
-        text = (recipes.FOLDER / "deepseek-v4.1-flash-gb300.toml").read_text()
+    def write(old, new, name="deepseek-v4.1-flash-gb300"):
+        text = (recipes.FOLDER / f"{name}.toml").read_text()
         assert text.count(old) == 1
         path = tmp_path / "own.toml"
         path.write_text(text.replace(old, new))
@@ -154,19 +173,100 @@ def recipe(tmp_path):
 
 def test_engines_that_leave_gpus_of_a_host_free_share_none_with_the_decode_engine(recipe):
     wanted = {"measured_prefill_engines": 2, "measured_decode_ranks": 1}
-    own = recipe("[roles.prefill]\nnum_ranks = 2", "[roles.prefill]\nnum_ranks = 3")
-    services = plans.plan("serving_pareto", wanted, "gb300-nvl72", own).stages[0].services
+    gb200 = (
+        "gb200-nvl72",
+        recipe(  # no source gives its memory, so one GPU is not found too small
+            "[roles.prefill]\nnum_ranks = 2", "[roles.prefill]\nnum_ranks = 3", "deepseek-v4.1-flash-gb200"
+        ),
+    )
+    services = plans.plan("serving_pareto", wanted, *gb200).stages[0].services
     places = [
         (process.role, process.host_index, process.environment["CUDA_VISIBLE_DEVICES"])
         for process in services
         if process.num_gpus
     ]
     assert places == [("prefill", 0, "0,1,2"), ("prefill", 1, "0,1,2"), ("decode", 1, "3")]
-    services = (
-        plans.plan("serving_pareto", wanted | {"measured_decode_ranks": 2}, "gb300-nvl72", own).stages[0].services
-    )
+    services = plans.plan("serving_pareto", wanted | {"measured_decode_ranks": 2}, *gb200).stages[0].services
     (decode,) = [process for process in services if process.role == "decode"]
     assert (decode.host_index, decode.environment["CUDA_VISIBLE_DEVICES"]) == (2, "0,1")
+
+
+def test_sizes_whose_weights_do_not_fit_the_memory_are_left_out_and_said():
+    # 141 GB × 0.92 = 120.8 GiB; (259.5 + 21.9) / 2 + 6.9 + 3.9 = 151.5 GiB, over four 81.15 GiB
+    found = plans.plan("dp_imbalance", {"ranks": [2, 4]}, "h200x8")
+    assert [stage.name for stage in found.stages] == ["dep4"]
+    assert found.effective["ranks"] == [4]
+    assert found.notes[0] == (
+        "left out, because weights do not fit into 120.8 GiB on each H200, 0.92 of its memory: DEP2 (151.5 GiB)"
+    )
+    sweep = plans.plan("wide_ep_scaling", {"measured_ep_sizes": [1, 2, 4, 16]}, "h200x8")
+    assert [stage.name for stage in sweep.stages] == ["ep4"]
+    assert sweep.notes[0] == "left out, because h200x8 has 8 GPUs: EP16"
+    assert sweep.notes[1].endswith("EP1 (292.2 GiB), EP2 (151.5 GiB)")
+    assert [s.name for s in plans.plan("dp_imbalance", {"ranks": [2, 4]}, "b300x8").stages] == ["dep2", "dep4"]
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings", "words"),
+    [
+        ("dp_imbalance", {"ranks": [2]}, "120.8 GiB on each H200.*needed: 151.5 GiB.*over 2 GPUs, random.*Raise ranks"),
+        ("context_sweep", {"measured_ranks": 2}, "needed: 151.5 GiB for the weights.*Raise measured_ranks"),
+        ("single_node", {"measured_ranks": 2}, "needed: 151.5 GiB for the weights.*Raise measured_ranks"),
+        ("serving_pareto", {"measured_prefill_engines": 1, "measured_decode_ranks": 2}, "Raise measured_decode_ranks"),
+        ("step_breakdown", {"measured_requests_per_rank": 512}, "about 38.9M tokens of KV cache.*needed: 67.1M tokens"),
+        ("decode_parity", {"measured_batch_sizes": [256]}, "about 20.6M tokens.*needed: 33.6M.*raise measured_ranks"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_memory_of_a_gpu_is_refused(topic, settings, words):
+    with pytest.raises(UnfitError, match=words):
+        plans.plan(topic, settings, "h200x8")
+
+
+def test_the_recipe_s_share_of_the_memory_counts(recipe):
+    half = recipe(
+        "[roles.aggregated]\n", '[roles.aggregated]\n[[roles.aggregated.option]]\nflag = "--gpu-memory-utilization"\n'
+        'value = 0.5\nchecked = ["read"]\n'
+    )  # fmt: skip
+    with pytest.raises(UnfitError, match="found 134.1 GiB on each GB300, 0.5 of its memory.*needed: 151.5 GiB"):
+        plans.plan("context_sweep", {"measured_ranks": 2}, "gb300-nvl72", half)
+
+
+def test_batches_whose_kv_cache_has_no_room_are_left_out_and_said():
+    # (120.8 − 81.15) GiB at the 38.5 GiB ÷ 20M tokens that a source prints: 20.6M; 256 × 131,072 = 33.6M
+    found = plans.plan("decode_parity", None, "h200x8")
+    assert [str(case).partition("=")[0] for case in cases_of(found.stages[0])[0]] == ["b8", "b16", "b32", "b64", "b128"]
+    assert "about 20.6M tokens" in found.notes[0]
+    assert found.notes[0].endswith("at the 2,067 B/token that vllm-recipe prints for the H200): batches of 256")
+    more = plans.plan("decode_parity", {"measured_ranks": 8}, "h200x8")
+    assert len(cases_of(more.stages[0])[0]) == 6
+    assert len(cases_of(plans.plan("decode_parity", None, "b300x8").stages[0])[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        ("context_sweep", "Set measured_draft_tokens to 0, or add --speculative-config to "),
+        ("step_breakdown", "Set measured_draft_tokens to 0, or add"),
+        ("wide_ep_scaling", "Set draft_tokens to 0 and acceptance_length to 1, or add"),
+        ("engine_gap", "Set measured_draft_tokens to 0, or add"),
+        ("single_node", "Set draft_tokens to 0 and acceptance_length to 1, or add"),
+        ("decode_parity", r"for 3 drafts\. Add --speculative-config"),
+        ("single_user", r"for 5 drafts\. Add --speculative-config"),
+    ],
+)
+def test_without_a_drafter_the_notebook_s_own_parameter_is_named(recipe, topic, words):
+    drafter = '"--speculative-config"\nvalue = { method = "dspark", num_speculative_tokens = 5 }'
+    none = recipe(drafter, '"--block-size"\nvalue = 64')
+    with pytest.raises(UnfitError, match=words):
+        plans.plan(topic, None, "gb300-nvl72", none)
+
+
+def test_a_role_may_have_the_drafter_for_itself(recipe):
+    own = recipe(
+        '[[option]]\nflag = "--speculative-config"', '[[roles.aggregated.option]]\nflag = "--speculative-config"'
+    )
+    (process,) = plans.plan("context_sweep", None, "gb300-nvl72", own).processes
+    assert value(process, "--speculative-config") == '{"method":"dspark","num_speculative_tokens":5}'
 
 
 def test_a_rank_that_no_host_has_room_for_is_refused(recipe):
@@ -211,10 +311,19 @@ def test_switches_that_a_gpu_lacks_are_left_out_by_name():
     assert value(off, "--engram-config") == '{"dp_shared_memory":false}'
 
 
-def test_a_recipe_s_own_option_gives_way_to_the_switch():
-    (process,) = plans.plan("prefill_ablation", None, "h200x8").stage("engram_on").processes
-    assert process.arguments.count("--engram-config") == 1
-    assert value(process, "--engram-config") == '{"use_thp":true}'
+def test_a_switch_is_laid_over_the_recipe_s_own_table(recipe):
+    found = plans.plan("prefill_ablation", None, "h200x8")
+    assert [value(stage.processes[0], "--engram-config") for stage in found.stages] == [
+        '{"cpu_offload":true}',
+        '{"cpu_offload":true}',
+        '{"cpu_offload":true,"use_thp":true}',
+        '{"cpu_offload":true,"dp_shared_memory":false}',
+    ]
+    assert all(stage.processes[0].arguments.count("--engram-config") == 1 for stage in found.stages)
+    own = recipe("[roles.aggregated]\n", '[roles.aggregated]\n[[roles.aggregated.option]]\nflag = "--engram-config"\n'
+                 'value = { use_thp = false, cpu_offload = true }\nchecked = ["read"]\n')  # fmt: skip
+    (process,) = plans.plan("prefill_ablation", None, "gb300-nvl72", own).stage("engram_on").processes
+    assert value(process, "--engram-config") == '{"use_thp":true,"cpu_offload":true}'  # the switch has the last word
 
 
 def test_the_specialised_decode_is_planned_only_where_the_gpu_has_it():

@@ -58,7 +58,7 @@ flag = "--trust-remote-code"
 checked = ["read"]
 [roles.aggregated]
 [[roles.aggregated.option]]
-flag = "--max-num-seqs"
+flag = "--block-size"
 value = 8
 checked = ["parsed"]
 """
@@ -76,7 +76,7 @@ def read(folder, **changes):
 
 def test_an_own_recipe_is_one_file(tmp_path):
     found = read(tmp_path)
-    assert found.arguments("aggregated") == ("--trust-remote-code", "--max-num-seqs", "8")
+    assert found.arguments("aggregated") == ("--trust-remote-code", "--block-size", "8")
     assert (found.context_limit, found.model_name) == (8192, "models/own")
 
 
@@ -84,11 +84,11 @@ def test_an_own_recipe_is_one_file(tmp_path):
     ("changes", "words"),
     [
         ({"max_context_tokens = 8192\n": ""}, "max_context_tokens: got nothing"),
-        ({'"--max-num-seqs"': '"max-num-seqs"'}, r"roles.aggregated.option.0.flag: got 'max-num-seqs'"),
+        ({'"--block-size"': '"block-size"'}, r"roles.aggregated.option.0.flag: got 'block-size'"),
         ({"value = 8": "value = true"}, "a switch has no value"),
         ({'["parsed"]': '["tested"]'}, "checked.0: got 'tested'"),
         ({'["parsed"]': "[]"}, "checked"),
-        ({'"--trust-remote-code"': '"--max-num-seqs"'}, "role aggregated: --max-num-seqs stands twice"),
+        ({'"--trust-remote-code"': '"--block-size"'}, "role aggregated: --block-size stands twice"),
         ({"[roles.aggregated]": "[roles.agregated]"}, "roles.agregated"),
         ({"max_context_tokens = 8192": 'model = "deepseek-v5"'}, "unknown model in data/models: got 'deepseek-v5'"),
         ({"dummy_minutes = 1.0": "dummy_minutes = 0.0"}, "startup.dummy_minutes"),
@@ -108,6 +108,39 @@ def test_an_own_recipe_is_one_file(tmp_path):
 def test_a_wrong_recipe_is_told_what_is_wrong(tmp_path, changes, words):
     with pytest.raises(DataError, match=words):
         read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        (
+            "--tensor-parallel-size",
+            r"role aggregated: .*--tensor-parallel-size \(gpus_per_rank of the role single_user",
+        ),
+        ("--data-parallel-size", r"--data-parallel-size \(.*measured_ranks, measured_ep_sizes, ranks"),
+        ("--pipeline-parallel-size", r"--pipeline-parallel-size \(a plan counts gpus_per_rank GPUs for each rank"),
+        ("--data-parallel-start-rank", r"--data-parallel-start-rank \(the cluster's file"),
+        ("--port", r"--port \(the plan chooses where a server listens"),
+        ("--max-model-len", r"--max-model-len \(a plan takes it from the contexts or max_model_len"),
+        ("--max-num-seqs", r"--max-num-seqs \(requests_per_rank or measured_requests_per_rank"),
+        ("--tensor_parallel_size", "flag: got '--tensor_parallel_size'"),
+        ("-tp", "flag: got '-tp'"),
+    ],
+)
+@pytest.mark.parametrize("place", ['"--block-size"', '"--trust-remote-code"'], ids=["of a role", "of every role"])
+def test_what_a_plan_or_its_launcher_sets_is_no_part_of_a_recipe(tmp_path, place, flag, words):
+    with pytest.raises(DataError, match=words):
+        read(tmp_path, **{place: f'"{flag}"'})
+
+
+def test_a_role_whose_plan_sets_no_batch_may_have_one(tmp_path):
+    def of(role):
+        changes = {"[roles.aggregated]": f"[roles.{role}]", "roles.aggregated.option": f"roles.{role}.option"}
+        return read(tmp_path, **changes, **{'"--block-size"': '"--max-num-seqs"'})
+
+    assert of("prefill").arguments("prefill")[-2:] == ("--max-num-seqs", "8")
+    with pytest.raises(DataError, match="role decode: .*measured_max_seqs of the notebook"):
+        of("decode")
 
 
 def test_an_unknown_role_or_recipe_lists_the_known_ones(tmp_path):

@@ -215,6 +215,78 @@ def test_raw_files_are_freed_of_secrets_when_the_run_ends(monkeypatch):
     assert stored.raw("binary").read_bytes() == b"\xff\x00abc"
 
 
+SECRET = "hf_abcdefghijklmnopqrstuvwx"
+WRITES = """
+import os, sys, time
+from rackbook import runs
+with runs.record("context_sweep", {"a": 1}, machine={}) as run:
+    log = run.raw("forward.host0.log").open("w")
+    print("read with", os.environ["HF_TOKEN"], file=log, flush=True)
+    (run.folder / "work").mkdir()
+    (run.folder / "work" / "rank0.log").write_text(os.environ["HF_TOKEN"])
+    run.raw("binary").write_bytes(b"\\xff\\x00abc")
+    print(run.id, flush=True)
+    sys.stdin.readline()
+    raise ValueError("ended with " + os.environ["HF_TOKEN"])
+"""
+
+
+@pytest.fixture
+def writer(home, monkeypatch):
+    """A process that records a run, its secret in raw files, and fails when a line comes in; and the run's folder."""
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, env=os.environ,
+    )  # fmt: skip
+    yield child, home / f".{child.stdout.readline().strip()}.partial"
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+
+def leaks(folder):
+    return [p.name for p in sorted(folder.rglob("*")) if p.is_file() and SECRET.encode() in p.read_bytes()]
+
+
+def test_a_run_that_stops_keeps_no_secret(writer):
+    child, folder = writer
+    child.communicate("\n")
+    assert leaks(folder) == []
+    assert (folder / "forward.host0.log").read_text() == "read with ***\n"
+    assert (folder / "binary").read_bytes() == b"\xff\x00abc"
+    (left,) = runs.unfinished()
+    assert "it stopped with ValueError: ended with ***" in left.reason
+
+
+def test_a_killed_run_is_freed_of_secrets_when_it_is_next_seen_and_a_living_one_left_alone(writer):
+    child, folder = writer
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    (left,) = runs.unfinished()
+    assert f"process {child.pid} may still be writing it" in left.reason
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    child.kill()
+    child.wait()
+    assert leaks(folder) == ["forward.host0.log", "rank0.log"]
+    (left,) = runs.unfinished()
+    assert "its process was killed" in left.reason
+    assert leaks(folder) == []
+    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    (left,) = runs.unfinished()
+    assert "its process was killed" in left.reason
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == after  # once is enough
+
+
+def test_a_run_that_another_host_writes_is_left_alone(writer):
+    _, folder = writer
+    started = json.loads((folder / "started.json").read_text())
+    (folder / "started.json").write_text(json.dumps(started | {"pid": 2**22 + 1}))  # no process of this host
+    (left,) = runs.unfinished()
+    assert "may still be writing it" in left.reason
+    assert leaks(folder) == ["forward.host0.log", "rank0.log"]
+
+
 def test_a_folder_that_cannot_be_written_says_what_to_set(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for name in ("file", "file/below"):

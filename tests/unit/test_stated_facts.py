@@ -36,9 +36,9 @@ def test_a_fact_has_its_number_and_all_that_print_it(subject, quantity, fact, so
 
 
 def test_a_fact_that_nobody_gives_says_why():
-    found = row(stated_facts.facts(), subject="H200", quantity="hbm gb")
+    found = row(stated_facts.facts(), subject="H200", quantity="gpus per node")
     assert (found["fact"], found["source"]) == (None, None)
-    assert found["missing_reason"] == "no source of this project gives it"
+    assert found["missing_reason"] == "neither report states it"
 
 
 def test_the_deployments_keep_every_setting_of_the_recipe():

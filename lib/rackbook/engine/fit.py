@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rackbook.clusters import Cluster
 from rackbook.errors import RackbookError
 from rackbook.recipes import Recipe
+
+MEMORY_SHARE, _SHARE_FLAG = 0.92, "--gpu-memory-utilization"
+"""Part of a GPU's memory that vLLM 0.33.0 uses unless its option says otherwise; its file ``config/cache.py``."""
 
 
 class UnfitError(RackbookError):
@@ -67,6 +72,140 @@ def need_experts_divisible(recipe: Recipe, num_ranks: int, parameter: str, redun
             f"{num_ranks} ranks",
             f"a number that divides the {num_experts} experts of a layer ({recipe.name})",
             f"Set {parameter} to a divisor of {num_experts}",
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is known of the memory of each GPU of an engine.
+
+    Attributes:
+        gpu: its name.
+        share: part of it that vLLM uses.
+        room_gib: that part.
+        weights_gib: weights in it, real or random, with the Engram tables outside; redundant experts not counted.
+    """
+
+    gpu: str
+    share: float
+    room_gib: float
+    weights_gib: float
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the weights fit, with nothing else."""
+        return self.weights_gib <= self.room_gib
+
+    @property
+    def words(self) -> str:
+        """The room, for a message."""
+        return f"{self.room_gib:.1f} GiB on each {self.gpu}, {self.share:g} of its memory"
+
+
+def memory(cluster: Cluster, recipe: Recipe, role: str, num_ranks: int) -> Memory | None:
+    """The memory of an engine's GPUs; None where no source gives that of the GPU or the model's weights.
+
+    Args:
+        cluster: where.
+        recipe: of the model.
+        role: of the recipe.
+        num_ranks: data-parallel ranks, which share the experts with each other.
+    """
+    from rackbook import catalog
+    from rackbook.models.memory import GIB, weights_gib_per_gpu
+
+    if recipe.model is None or cluster.hardware is None:
+        return None
+    gpu = catalog.hardware(cluster.hardware)
+    if gpu.hbm_gb.value is None:
+        return None
+    given = [option.value for option in recipe.options(role) if option.flag == _SHARE_FLAG]
+    share = float(given[0]) if given else MEMORY_SHARE
+    num_gpus = num_ranks * recipe.role(role).gpus_per_rank
+    weights = weights_gib_per_gpu(catalog.model(recipe.model).checkpoint, num_gpus)
+    return Memory(gpu.name, share, share * gpu.hbm_gb.value * 1e9 / GIB, sum(weights.values()))
+
+
+def need_memory(cluster: Cluster, recipe: Recipe, role: str, num_ranks: int, parameter: str) -> None:
+    """Refuse an engine whose weights its GPUs cannot hold.
+
+    Args:
+        cluster: where.
+        recipe: of the model.
+        role: of the recipe.
+        num_ranks: data-parallel ranks.
+        parameter: that sets over how many GPUs the weights spread.
+
+    Raises:
+        UnfitError: they do not fit.
+    """
+    found = memory(cluster, recipe, role, num_ranks)
+    if found is not None and not found.holds_weights:
+        num_gpus = num_ranks * recipe.role(role).gpus_per_rank
+        over = "one GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        raise UnfitError(
+            f"{found.words}, on {cluster.key}",
+            f"{found.weights_gib:.1f} GiB for the weights of {recipe.name} over {over}, random ones as well",
+            f"Raise {parameter}, or choose another cluster",
+        )
+
+
+@dataclass(frozen=True)
+class KvRoom:
+    """How many tokens the KV cache of a rank holds, by a source's own figures for that GPU.
+
+    Attributes:
+        tokens: about.
+        basis: what that is computed from, in words.
+    """
+
+    tokens: int
+    basis: str
+
+
+def kv_room(cluster: Cluster, recipe: Recipe, num_ranks: int) -> KvRoom | None:
+    """Room for KV on each rank of an engine in the role aggregated; None where no source gives what it follows from.
+
+    What the engine needs beside weights and KV cache is not known, so a little less than this fits.
+    """
+    from rackbook import catalog, published
+    from rackbook.models.node_memory import kv_bytes_per_token
+
+    found = memory(cluster, recipe, "aggregated", num_ranks)
+    if found is None:
+        return None
+    rows = published.read("single_node_memory").drop_nulls(["kv_cache_gib_per_gpu", "kv_cache_tokens_per_rank"])
+    rows = rows.filter(hardware=catalog.hardware(str(cluster.hardware)).name, model=recipe.model)
+    if rows.is_empty():
+        return None
+    row = rows.row(0, named=True)
+    size = kv_bytes_per_token(row)
+    return KvRoom(
+        int((found.room_gib - found.weights_gib) * 2**30 / size),
+        f"{found.room_gib:.1f} GiB less {found.weights_gib:.1f} GiB of weights, at the {size:,.0f} B/token that "
+        f"{row['source']} prints for the {found.gpu}",
+    )
+
+
+def need_kv(cluster: Cluster, recipe: Recipe, num_ranks: int, tokens_per_rank: int, change: str) -> None:
+    """Refuse a batch whose KV cache a rank has no room for.
+
+    Args:
+        cluster: where.
+        recipe: of the model.
+        num_ranks: data-parallel ranks.
+        tokens_per_rank: contexts of all requests of a rank together.
+        change: what to do about it.
+
+    Raises:
+        UnfitError: there is no room.
+    """
+    room = kv_room(cluster, recipe, num_ranks)
+    if room is not None and tokens_per_rank > room.tokens:
+        raise UnfitError(
+            f"room for about {room.tokens / 1e6:.1f}M tokens of KV cache on a rank ({room.basis})",
+            f"{tokens_per_rank / 1e6:.1f}M tokens",
+            change,
         )
 
 

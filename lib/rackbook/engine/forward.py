@@ -6,6 +6,7 @@ of zeros and, with random weights, routes evenly.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ def arguments(
     profile: bool = False,
     exclude_drafter: bool = False,
     extra: Sequence[str] = (),
+    without_drafter: str = "",
 ) -> tuple[str, ...]:
     """The command line of vLLM, from ``bench`` on.
 
@@ -58,10 +60,14 @@ def arguments(
         samples: samples per batch.
         profile: whether each kernel's time is recorded as well.
         exclude_drafter: whether only the target is timed.
-        extra: further arguments, after the recipe's.
+        extra: further arguments, in place of the recipe's; a table is laid over the recipe's.
+        without_drafter: as for :func:`speculation`.
     """
-    drafter = () if draft_tokens is None else argument("--speculative-config", speculation(recipe, draft_tokens))
+    drafter: tuple[str, ...] = ()
+    if draft_tokens is not None:
+        drafter = argument("--speculative-config", speculation(recipe, role, draft_tokens, without_drafter))
     own = ("--speculative-config", *(word for word in extra if word.startswith("--")))
+    extra = _laid_over(recipe, role, extra)
     return (
         "bench", "forward", "--model", recipe.model_id, *recipe.arguments(role, without=own), *drafter,
         "--kv-len-jitter", "0", "--data-parallel-size", str(num_ranks),
@@ -73,20 +79,38 @@ def arguments(
     )  # fmt: skip
 
 
-def speculation(recipe: Recipe, draft_tokens: int, **more: Any) -> dict[str, Any]:
+def speculation(recipe: Recipe, role: str, draft_tokens: int, without_drafter: str = "", **more: Any) -> dict[str, Any]:
     """The recipe's speculative configuration with another number of drafts.
+
+    Args:
+        recipe: of the model.
+        role: of the recipe.
+        draft_tokens: per request and step.
+        without_drafter: what the user sets to measure without drafts; empty where that cannot be.
+        more: further entries.
 
     Raises:
         UnfitError: the recipe has no drafter.
     """
-    for option in recipe.option:
+    for option in recipe.options(role):
         if option.flag == "--speculative-config" and isinstance(option.value, dict):
             return option.value | {"num_speculative_tokens": draft_tokens} | more
+    add = f"dd --speculative-config to {recipe.file}"
     raise fit.UnfitError(
         f"a recipe without --speculative-config ({recipe.key})",
         f"a drafter for {draft_tokens} drafts",
-        f"Set draft_tokens to 0, or add the option to {recipe.file}",
+        f"{without_drafter}, or a{add}" if without_drafter else f"A{add}",
     )
+
+
+def _laid_over(recipe: Recipe, role: str, extra: Sequence[str]) -> tuple[str, ...]:
+    """Further arguments whose tables hold what the recipe's table of the same option says as well."""
+    tables = {option.flag: option.value for option in recipe.options(role) if isinstance(option.value, dict)}
+    words = list(extra)
+    for place, flag in enumerate(words[:-1]):
+        if flag in tables and words[place + 1].startswith("{"):
+            _, words[place + 1] = argument(flag, tables[flag] | json.loads(words[place + 1]))
+    return tuple(words)
 
 
 def stage(
@@ -127,8 +151,12 @@ def stage(
     fit.need_gpus(cluster, "vllm bench forward")
     fit.need_hardware(cluster, recipe, role)
     fit.need_experts_divisible(recipe, num_ranks, ranks_parameter)
+    fit.need_memory(cluster, recipe, role, num_ranks, ranks_parameter)
     longest = max(case.context_tokens for case in cases)
     fit.need_context(recipe, longest, context_parameter, room=0 if draft_tokens is None else draft_tokens + 1)
+    most = max(sum(request.count * request.context_tokens for request in case.requests) for case in cases)
+    change = f"Lower {context_parameter} or the requests on a rank, or raise {ranks_parameter}"
+    fit.need_kv(cluster, recipe, num_ranks, most, change)
     words = arguments(
         recipe, cases, name=name, num_ranks=num_ranks, max_model_len=max_model_len, draft_tokens=draft_tokens, **options
     )

@@ -25,6 +25,7 @@ GRAPH_RMS = 0.01
 """Relative difference between graph and eager pass above which the graph may not do the same work; our own limit."""
 
 WRITTEN_BY = "0.33.0"
+_LAST_DIGITS = 1e-9  # hosts may add up the same numbers in another order
 _ROUNDED_US = 0.011
 """Samples are written with two decimals, the median in full."""
 
@@ -154,7 +155,7 @@ def read(path: Path, cases: Sequence[Case], num_ranks: int) -> list[Timed]:
 
     Raises:
         DataError: no such file, a truncated one, one of another version of vLLM, a latency that is no number above
-            zero, or other cases or ranks than were asked for.
+            zero, other cases or ranks than were asked for, or ranks that differ in what they share.
     """
     where = shown(path)
     try:
@@ -264,8 +265,20 @@ def _timed(entry: _Entry, case: Case, num_ranks: int, where: str) -> Timed:
         raise DataError(
             f"{where}: got the timer {latency.timer!r} with {num_ranks} ranks; a replay lasts as its slowest"
         )
+    for number, rank in enumerate(entry.ranks[1:], start=1):
+        other = rank.latency_us
+        if other.samples_us != latency.samples_us or not math.isclose(
+            other.sample_spread_pct, latency.sample_spread_pct, rel_tol=_LAST_DIGITS, abs_tol=_LAST_DIGITS
+        ):
+            raise DataError(
+                f"{where}: ranks 0 and {number} differ in latency_us (medians {latency.median:g} and "
+                f"{other.median:g} µs, spreads {latency.sample_spread_pct:g} and {other.sample_spread_pct:g} %); vLLM "
+                f"{WRITTEN_BY} gives every rank the replays of the slowest, so another version wrote this file"
+            )
     differences = [rank.graph_vs_eager.relative_rms for rank in entry.ranks]
     drafters = [rank.drafter for rank in entry.ranks if rank.drafter is not None]
+    if 0 < len(drafters) < num_ranks:
+        raise DataError(f"{where}: {len(drafters)} of {num_ranks} ranks have a drafter; all have it, or none")
     return Timed(
         case=case,
         num_ranks=num_ranks,

@@ -20,7 +20,7 @@ LAB_BENCH = "LAB_BENCH"
 """Stands for the file with which ``vllm bench serve`` starts there."""
 
 VLLM = "vllm.entrypoints.cli.main"
-_HYBRID = "--data-parallel-hybrid-lb"
+_HYBRID, _API_SERVERS = "--data-parallel-hybrid-lb", "--api-server-count"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 SERVER_PORT = 8000
 RPC_PORT = 13345
@@ -131,8 +131,10 @@ def server(
             spread = ("--data-parallel-size-local", str(local))
         # vLLM listens on every interface unless told otherwise
         listens = "127.0.0.1" if cluster.num_hosts == 1 else cluster.address(first_host + host)
-        at = () if "--headless" in spread else ("--host", listens, "--port", str(port))
-        command = (*python(cluster), "-m", VLLM, "serve", model, *sizes, *spread, *arguments, *at)
+        at, given = ("--host", listens, "--port", str(port)), tuple(arguments)
+        if "--headless" in spread:  # no API server there, and vLLM refuses a number of them
+            at, given = (), _without(_API_SERVERS, given)
+        command = (*python(cluster), "-m", VLLM, "serve", model, *sizes, *spread, *given, *at)
         processes.append(_process(cluster, role, command, environment, first_host + host, num_gpus // hosts))
     return tuple(processes)
 
@@ -178,6 +180,15 @@ def _slurm_options(cluster: Cluster) -> tuple[str, ...]:
     )
 
 
+def _step_options(cluster: Cluster) -> tuple[str, ...]:
+    """Those of a step that shares its allocation: partition, account and exclusiveness were the allocation's."""
+    launcher = cluster.launcher
+    return (
+        *((f"--time={launcher.minutes}",) if launcher.minutes else ()),
+        *(word for word in launcher.options if word.partition("=")[0] != "--exclusive"),
+    )
+
+
 def through(cluster: Cluster, host: int, environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
     """The command by which this machine starts a process on a host, and whether it hands its line to a shell there.
 
@@ -197,7 +208,7 @@ def through(cluster: Cluster, host: int, environment: Mapping[str, str]) -> tupl
     # a step sees all GPUs of its host: one that Slurm cut down would number the rest anew
     gpus = f"--gpus-per-node={cluster.num_gpus_per_host}"
     words = ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={address}", gpus, "--overlap")
-    return (*words, *_slurm_options(cluster), *launcher.options, *_visible(environment)), False
+    return (*words, *_step_options(cluster), *_visible(environment)), False
 
 
 def _visible(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -210,6 +221,14 @@ def _process(
 ) -> Process:
     before, shell = through(cluster, host, environment)
     return Process(role, command, environment, host_index=host, num_gpus=num_gpus, through=before, through_shell=shell)
+
+
+def _without(flag: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Arguments without an option and its value."""
+    if flag not in arguments:
+        return arguments
+    place = arguments.index(flag)
+    return (*arguments[:place], *arguments[place + 2 :])
 
 
 def _lab_server(

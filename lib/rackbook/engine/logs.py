@@ -142,8 +142,9 @@ def iterations(text: str, where: str = "log") -> pl.DataFrame:
     """Iterations of the engines, as ``--enable-logging-iteration-details`` writes them.
 
     The time runs from the start of the model's execution to its result in the engine core, on the host's clock, and is
-    written to a hundredth of a millisecond. A dummy step is one that a data-parallel rank without work runs because the
-    others have some.
+    written to a hundredth of a millisecond. Where vLLM schedules a step before it has the result of the one before,
+    only what is left to wait for counts: 0.00 where the host is the slower one, so zero is no error here. A dummy step
+    is one that a data-parallel rank without work runs because the others have some.
 
     Args:
         text: the log; a last line without its end is still being written and left out.

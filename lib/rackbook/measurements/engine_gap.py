@@ -32,7 +32,8 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
 
     Returns:
         The run, with the tables points (table ``engine_pairs``), runs (one row per run of the client), steps (one row
-        per iteration of the engine), those of :func:`rackbook.measurements.server_lines.keep` and, on GPUs, forward.
+        per iteration of the engine, where it logs them), those of :func:`rackbook.measurements.server_lines.keep` and,
+        on GPUs, forward.
 
     Raises:
         UnfitError: the cluster cannot do it.
@@ -48,7 +49,8 @@ def measure(params: BaseModel, *, lab: Lab | None = None) -> Run:
         run.write_json("effective.json", plan.effective)
         seen = serving.follow(serving.ready(plan, run, lab), run)
         run.write_points(seen.runs, "runs")
-        run.write_points(seen.steps, "steps")
+        if not seen.steps.is_empty():  # several API servers log none
+            run.write_points(seen.steps, "steps")
         server_lines.keep(plan, run)
         forward = lab_forward(seen) if cluster.is_lab else gpu_forward(plan, run)
         found_pairs = pairs(plan, seen, forward)

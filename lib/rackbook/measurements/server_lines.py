@@ -20,7 +20,8 @@ def keep(plan: Plan, run: Recorder) -> None:
 
     The run gets the tables throughput and speculation: bench_stage and the columns of
     :func:`rackbook.engine.logs.throughputs` and :func:`rackbook.engine.logs.speculation`, the file in the locator. A
-    table of which no server logged a line is not there; a line of an unknown form is flagged, so that no measurement is
+    table of which no server logged a line is not there, as where vLLM starts more than one API server, its default for
+    several ranks; a line of an unknown form is flagged, so that no measurement is
     lost for it.
 
     Args:

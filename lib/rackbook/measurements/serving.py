@@ -16,11 +16,12 @@ from rackbook.engine.plan import RUN_FOLDER, Plan, Process, Stage, gpus
 from rackbook.engine.readiness import free_port
 from rackbook.engine.server import START_TIMEOUT_S, Server, serve
 from rackbook.engine.starting import ROUTER
-from rackbook.errors import RackbookError
+from rackbook.errors import DataError, RackbookError
 from rackbook.measurements.recording import keep_server, say
 from rackbook.runs import Recorder
 from rackbook.tables import column
 
+_ITERATIONS, _RANKS = "--enable-logging-iteration-details", "--data-parallel-size"
 _NEWS_S = 1.0  # until the end of a process is heard of
 _TIMES_THE_ESTIMATE = 3
 
@@ -37,7 +38,7 @@ class Found:
     Attributes:
         runs: bench_stage and the columns of :data:`rackbook.engine.bench_runs.RUN_COLUMNS`, one row per client run.
         steps: columns :data:`STEP_COLUMNS`, one row per iteration during a client run; empty unless the servers log
-            their iterations.
+            their iterations, which vLLM does only where it starts one API server.
     """
 
     runs: pl.DataFrame
@@ -127,23 +128,23 @@ def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
     log = run.raw(f"{stage.name}.server.full.log")
     clients = [process for step in stage.steps for process in step]
     with start(stage, plan, run, log) as server:
-        place = log.stat().st_size
+        read_to = {process.log: process.log.stat().st_size for process in server.processes}
         steps: list[pl.DataFrame] = []
 
         def seen(row: Mapping[str, Any]) -> None:
-            nonlocal place
-            with log.open("rb") as file:
-                file.seek(place)
-                text = file.read().decode("utf-8", "replace")
-            whole = text[: text.rfind("\n") + 1]
-            place += len(whole.encode("utf-8"))
-            steps.append(
-                logs.iterations(whole, log.name).with_columns(
-                    pl.lit(stage.name).alias("bench_stage"),
-                    pl.lit(row["repeat"]).alias("repeat"),
-                    pl.lit(row["concurrency"]).alias("concurrency"),
+            for path, place in read_to.items():
+                with path.open("rb") as file:
+                    file.seek(place)
+                    content = file.read()
+                whole = content[: content.rfind(b"\n") + 1]
+                read_to[path] = place + len(whole)
+                steps.append(
+                    logs.iterations(whole.decode("utf-8", "replace"), path.name).with_columns(
+                        pl.lit(stage.name).alias("bench_stage"),
+                        pl.lit(row["repeat"]).alias("repeat"),
+                        pl.lit(row["concurrency"]).alias("concurrency"),
+                    )
                 )
-            )
             server.check()
 
         try:
@@ -157,10 +158,34 @@ def _stage(stage: Stage, plan: Plan, run: Recorder) -> Found:
             raise
     for process in server.processes:
         keep_server(run, process.log, f"{stage.name}.{process.name}.log")
-    return Found(
-        runs.select(pl.lit(stage.name).alias("bench_stage"), pl.all()),
-        pl.concat(steps).select(pl.col(name).cast(column(name).dtype) for name in STEP_COLUMNS),
-    )
+    logged = pl.concat(steps).select(pl.col(name).cast(column(name).dtype) for name in STEP_COLUMNS)
+    words = stage.services[0].arguments
+    if _ITERATIONS in words and not logged.is_empty():  # none at all is what several API servers log
+        num_ranks = int(words[words.index(_RANKS) + 1]) if _RANKS in words else 1
+        for doubt in unlogged(logged, num_ranks):
+            run.flag(f"{stage.name}: {doubt}")
+    return Found(runs.select(pl.lit(stage.name).alias("bench_stage"), pl.all()), logged)
+
+
+def unlogged(steps: pl.DataFrame, num_ranks: int) -> list[str]:
+    """A doubt where fewer ranks than an engine has logged their iterations.
+
+    Without hybrid load balancing the first host's API server logs those of all hosts: a headless one has none.
+
+    Args:
+        steps: rank, one row per iteration; null counts as rank 0.
+        num_ranks: of the engine.
+    """
+    found = steps["rank"].fill_null(0).n_unique()
+    return [f"only {found} of {num_ranks} ranks logged their iterations"] if found < num_ranks else []
+
+
+def log_doubts(log: Path, num_ranks: int) -> list[str]:
+    """Doubts about the iterations in the log of a server; a line of an unknown form is one, and no error."""
+    try:
+        return unlogged(logs.iterations(log.read_text("utf-8", errors="replace"), log.name), num_ranks)
+    except DataError as problem:
+        return [str(problem)]
 
 
 def base_url(stage: Stage) -> str:

@@ -54,7 +54,8 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         cluster, recipe, batches, name="forward", num_ranks=num_ranks, ranks_parameter="measured_ranks",
         context_parameter="measured_contexts", max_model_len=recipe.context_limit,
         max_step_tokens=settings.measured_step_tokens, draft_tokens=settings.measured_draft_tokens or None,
-        exclude_drafter=bool(settings.measured_draft_tokens), **settings.quality,
+        exclude_drafter=bool(settings.measured_draft_tokens), without_drafter="Set measured_draft_tokens to 0",
+        **settings.quality,
     )  # fmt: skip
     needs = forward.needs(recipe, "aggregated", max(settings.measured_contexts))
     effective = settings.model_dump(mode="json") | {"measured_ranks": num_ranks}

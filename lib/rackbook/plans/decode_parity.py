@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rackbook.clusters import Cluster
-from rackbook.engine import forward
+from rackbook.engine import fit, forward
 from rackbook.engine.cases import Case, decode
 from rackbook.engine.plan import Plan
 from rackbook.plans.settings import CONTEXT_TOKENS, ForwardSettings
@@ -43,7 +43,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         ParameterError: a setting that is not allowed.
     """
     settings = Settings.of(given)
-    batches = cases(settings)
+    batches, notes = _with_room(settings, recipe, cluster)
     most_tokens = max(case.num_tokens for case in batches)
     needed = settings.measured_context_tokens + settings.draft_tokens + 1
     stage = forward.stage(
@@ -54,5 +54,22 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         **settings.quality,
     )  # fmt: skip
     needs = forward.needs(recipe, "aggregated", settings.measured_context_tokens)
-    notes = ("DeepInfer's half of the curve is not measured: it needs DeepInfer itself",)
+    notes = (*notes, "DeepInfer's half of the curve is not measured: it needs DeepInfer itself")
     return Plan("decode_parity", cluster, recipe, (stage,), needs, notes)
+
+
+def _with_room(settings: Settings, recipe: Recipe, cluster: Cluster) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    """The batches whose KV cache a rank has room for, and a note that names the others; the smallest one anyway."""
+    room = fit.kv_room(cluster, recipe, settings.measured_ranks)
+    if room is None:
+        return cases(settings), ()
+    _, *larger = sorted(cases(settings), key=lambda case: case.num_requests)
+    beyond = [case for case in larger if case.num_requests * settings.measured_context_tokens > room.tokens]
+    kept = tuple(case for case in cases(settings) if case not in beyond)
+    if not beyond:
+        return kept, ()
+    words = ", ".join(str(case.num_requests) for case in beyond)
+    return kept, (
+        f"left out, because a rank has room for about {room.tokens / 1e6:.1f}M tokens of KV cache ({room.basis}): "
+        f"batches of {words}",
+    )

@@ -19,6 +19,8 @@ MAX_MODEL_LEN = 262_144
 FILLED = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
 """A connector that fills the KV cache of a prompt instead of computing it, so that only decoding is left."""
 
+_WITHOUT_DRAFTER = "Set measured_draft_tokens to 0"
+
 _LAB_LENGTHS = (256, 64, 4)
 """Prompt and answer in tokens and requests per rank that two cores manage."""
 
@@ -57,7 +59,9 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         ParameterError: a setting that is not allowed.
     """
     settings = Settings.of(given)
-    sizes, notes = ([1], ()) if cluster.is_lab else serving.whole(cluster, settings.measured_ep_sizes)
+    sizes, notes = [1], ()
+    if not cluster.is_lab:
+        sizes, notes = serving.whole(cluster, recipe, settings.measured_ep_sizes, "measured_ep_sizes")
     stages = []
     for size in sizes:
         stages.append(_served(settings, recipe, cluster, size))
@@ -73,6 +77,8 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
         notes = ("the bare step is not measured: vllm bench forward does not run on a CPU", *replaced)
         needs = serving.needs(recipe, "aggregated", recipe.context_limit, checkpoint=False, changes={})
         return Plan("engine_gap", cluster, recipe, tuple(stages), needs, notes, effective)
+    if max(sizes) > 1 and "--api-server-count" not in recipe.arguments("aggregated"):
+        notes = (*notes, "vLLM starts an API server per rank, and with several it logs no iterations: no table of them")
     notes = (*notes, "the source's steps are of a build before the fixes of the host's work, which this is not")
     needs = serving.needs(
         recipe, "aggregated", settings.measured_context_tokens, checkpoint=False, changes=forward.CHANGE
@@ -97,7 +103,7 @@ def _served(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": settings.measured_acceptance_length,
         }
-        value = forward.speculation(recipe, settings.measured_draft_tokens, **synthetic)
+        value = forward.speculation(recipe, "aggregated", settings.measured_draft_tokens, _WITHOUT_DRAFTER, **synthetic)
         drafter = argument("--speculative-config", value)
     filled = FILLED if lab else FILLED | {"kv_connector_extra_config": {"startup_fill": True}}
     longest = recipe.context_limit if lab else max(min(MAX_MODEL_LEN, recipe.context_limit), prompt + answer)
@@ -127,5 +133,5 @@ def _bare(settings: Settings, recipe: Recipe, cluster: Cluster, num_ranks: int) 
         ranks_parameter="measured_ep_sizes", context_parameter="measured_context_tokens",
         max_model_len=max(min(MAX_MODEL_LEN, recipe.context_limit), needed),
         max_step_tokens=settings.measured_step_tokens, draft_tokens=settings.measured_draft_tokens or None,
-        **settings.quality,
+        without_drafter=_WITHOUT_DRAFTER, **settings.quality,
     )  # fmt: skip

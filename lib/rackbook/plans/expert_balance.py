@@ -58,7 +58,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     if cluster.is_lab:
         return _lab_plan(settings, recipe, cluster)
     fit.need_gpus(cluster, "expert parallelism")
-    (size,), notes = serving.whole(cluster, [settings.ranks])
+    (size,), notes = serving.whole(cluster, recipe, [settings.ranks], "ranks")
     balanced, unbalanced = (_stage(settings, recipe, cluster, size, balanced) for balanced in (True, False))
     stages = (balanced, unbalanced, _routed(settings, recipe, unbalanced))
     notes = (

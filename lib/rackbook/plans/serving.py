@@ -40,20 +40,54 @@ def check(
     fit.need_hardware(cluster, recipe, role)
     if role != "single_user":
         fit.need_experts_divisible(recipe, num_ranks, ranks_parameter, redundant_experts)
+    fit.need_memory(cluster, recipe, role, num_ranks, ranks_parameter)
 
 
-def whole(cluster: Cluster, sizes: Iterable[int]) -> tuple[list[int], tuple[str, ...]]:
-    """The sizes that a cluster has GPUs for; all of its GPUs where none of them fits.
+def fitting(
+    cluster: Cluster, recipe: Recipe, sizes: Iterable[int], parameter: str, word: str = "DEP"
+) -> tuple[list[int], tuple[str, ...]]:
+    """The sizes that a cluster has GPUs for, and memory for the weights.
+
+    Args:
+        cluster: where.
+        recipe: what is to run, in the role aggregated.
+        sizes: data-parallel ranks of each engine.
+        parameter: that sets them.
+        word: what stands before a size in a note.
 
     Returns:
-        The sizes, and a note that names what was left out.
+        The sizes, and notes that name what was left out.
+
+    Raises:
+        UnfitError: there are GPUs for a size, and memory for none.
+    """
+    wanted, notes = list(sizes), []
+    few = [size for size in wanted if size <= cluster.num_gpus]
+    if beyond := [f"{word}{size}" for size in wanted if size > cluster.num_gpus]:
+        notes.append(f"left out, because {cluster.key} has {cluster.num_gpus} GPUs: {', '.join(beyond)}")
+    room = {size: fit.memory(cluster, recipe, "aggregated", size) for size in few}
+    small = [size for size in few if room[size] is not None and not room[size].holds_weights]
+    if small and small == few:
+        fit.need_memory(cluster, recipe, "aggregated", max(small), parameter)
+    if small:
+        each = ", ".join(f"{word}{size} ({room[size].weights_gib:.1f} GiB)" for size in small)
+        notes.append(f"left out, because weights do not fit into {room[small[0]].words}: {each}")
+    return [size for size in few if size not in small], tuple(notes)
+
+
+def whole(cluster: Cluster, recipe: Recipe, sizes: Iterable[int], parameter: str) -> tuple[list[int], tuple[str, ...]]:
+    """The sizes of :func:`fitting`; all GPUs of the cluster where it has too few for any of them.
+
+    Returns:
+        The sizes, and notes that name what was left out.
+
+    Raises:
+        UnfitError: there are GPUs for a size, and memory for none.
     """
     wanted = list(sizes)
-    fitting = [size for size in wanted if size <= cluster.num_gpus]
-    beyond = [f"DEP{size}" for size in wanted if size > cluster.num_gpus]
-    notes = (f"left out, because {cluster.key} has {cluster.num_gpus} GPUs: {', '.join(beyond)}",) if beyond else ()
-    if fitting or not wanted:
-        return fitting, notes
+    found, notes = fitting(cluster, recipe, wanted, parameter)
+    if found or not wanted:
+        return found, notes
     return [cluster.num_gpus], (*notes, f"DEP{cluster.num_gpus} instead, all GPUs of {cluster.key}: not the claim's")
 
 

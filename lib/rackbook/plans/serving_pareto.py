@@ -126,8 +126,8 @@ def _engines(
 ) -> tuple[list[Process], list[Process], list[str], list[str]]:
     """Prefill engines side by side on the first hosts, the decode engine behind them."""
     per_host = cluster.num_gpus_per_host
-    for role, ranks in (("prefill", prefill_ranks), ("decode", decode_ranks)):
-        serving.check(cluster, recipe, role, ranks, f"measured_{role}_{'engines' if role == 'prefill' else 'ranks'}")
+    serving.check(cluster, recipe, "prefill", prefill_ranks, f"num_ranks of the role prefill in {recipe.file}")
+    serving.check(cluster, recipe, "decode", decode_ranks, "measured_decode_ranks")
     if prefill_ranks > per_host:
         raise fit.UnfitError(
             f"hosts of {per_host} GPUs on {cluster.key}", f"{prefill_ranks} for a prefill engine",

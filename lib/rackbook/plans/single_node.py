@@ -98,9 +98,14 @@ def _stage(
     serving.check(cluster, recipe, "aggregated", num_ranks, "measured_ranks")
     drafter: tuple[str, ...] = ()
     if settings.draft_tokens:
-        drafter = argument("--speculative-config", forward.speculation(recipe, settings.draft_tokens))
+        drafter = argument(
+            "--speculative-config",
+            forward.speculation(
+                recipe, "aggregated", settings.draft_tokens, "Set draft_tokens to 0 and acceptance_length to 1"
+            ),
+        )
     arguments = (
-        *recipe.arguments("aggregated", without=("--speculative-config",)), *drafter,
+        *recipe.arguments("aggregated", without=("--speculative-config", "--max-cudagraph-capture-size")), *drafter,
         "--max-model-len", str(settings.max_model_len), "--max-num-seqs", str(settings.requests_per_rank),
         "--max-num-batched-tokens", str(settings.max_step_tokens), "--max-cudagraph-capture-size", str(capture),
     )  # fmt: skip

@@ -64,14 +64,14 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
 
 
 def _stage(settings: Settings, recipe: Recipe, cluster: Cluster, kind: str) -> Stage:
-    serving.check(cluster, recipe, "single_user", 1, "the recipe's role single_user")
+    serving.check(cluster, recipe, "single_user", 1, f"gpus_per_rank of the role single_user in {recipe.file}")
     role = recipe.role("single_user")
     longest = settings.measured_input_tokens + settings.measured_output_tokens
     fit.need_context(recipe, longest, "measured_input_tokens or measured_output_tokens", settings.draft_tokens + 1)
     special = argument("--additional-config", {"decode_backend": "latency_specialized"}) if kind == SPECIALISED else ()
     arguments = (
         *recipe.arguments("single_user", without=("--speculative-config",)),
-        *argument("--speculative-config", forward.speculation(recipe, settings.draft_tokens)), *special,
+        *argument("--speculative-config", forward.speculation(recipe, "single_user", settings.draft_tokens)), *special,
         "--max-model-len", str(max(min(_MAX_MODEL_LEN, recipe.context_limit), longest)),
     )  # fmt: skip
     services = launch.server(

@@ -50,7 +50,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
             context_parameter="measured_context_tokens", max_model_len=recipe.context_limit,
             max_step_tokens=settings.measured_step_tokens, draft_tokens=settings.measured_draft_tokens or None,
             profile=True, exclude_drafter=scope == TARGET_ONLY and bool(settings.measured_draft_tokens),
-            **settings.quality,
+            without_drafter="Set measured_draft_tokens to 0", **settings.quality,
         )
         for scope in scopes
     )  # fmt: skip

@@ -10,6 +10,7 @@ from rackbook.clusters import Cluster
 from rackbook.engine import fit, forward
 from rackbook.engine.cases import Case, decode
 from rackbook.engine.plan import Plan
+from rackbook.plans import serving
 from rackbook.plans.settings import CONTEXT_TOKENS, ForwardSettings
 from rackbook.recipes import Recipe
 
@@ -32,15 +33,6 @@ def cases(settings: Settings) -> tuple[Case, ...]:
     return (decode("step", settings.requests_per_gpu, settings.measured_context_tokens, settings.draft_tokens),)
 
 
-def sizes_on(cluster: Cluster, settings: Settings) -> tuple[list[int], tuple[str, ...]]:
-    """The sizes that the cluster has GPUs for, and a note that names the others."""
-    fitting = [size for size in settings.measured_ep_sizes if size <= cluster.num_gpus]
-    beyond = [str(size) for size in settings.measured_ep_sizes if size > cluster.num_gpus]
-    if not beyond:
-        return fitting, ()
-    return fitting, (f"left out, because {cluster.key} has {cluster.num_gpus} GPUs: EP{', EP'.join(beyond)}",)
-
-
 def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     """What would run: one start per size, the target alone, with even routing.
 
@@ -50,7 +42,7 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
     """
     settings = Settings.of(given)
     fit.need_gpus(cluster, "vllm bench forward")
-    sizes, notes = sizes_on(cluster, settings)
+    sizes, notes = serving.fitting(cluster, recipe, settings.measured_ep_sizes, "measured_ep_sizes", "EP")
     if not sizes:
         fit.hosts_for(cluster, min(settings.measured_ep_sizes), "measured_ep_sizes")
     limit = min(MAX_MODEL_LEN, recipe.context_limit)
@@ -60,7 +52,8 @@ def plan(given: Any, recipe: Recipe, cluster: Cluster) -> Plan:
             cluster, recipe, cases(settings), name=f"ep{size}", num_ranks=size, ranks_parameter="measured_ep_sizes",
             context_parameter="measured_context_tokens", max_model_len=max(limit, needed),
             max_step_tokens=settings.measured_step_tokens, draft_tokens=settings.draft_tokens or None, profile=True,
-            exclude_drafter=bool(settings.draft_tokens), extra=("--routing", "balanced"), **settings.quality,
+            exclude_drafter=bool(settings.draft_tokens), extra=("--routing", "balanced"),
+            without_drafter="Set draft_tokens to 0 and acceptance_length to 1", **settings.quality,
         )
         for size in sizes
     )  # fmt: skip
