@@ -221,33 +221,86 @@ def test_own_prices_and_mix():
     assert evidence.line["source"].unique().to_list() == ["parameters+parameters"]
 
 
+OWN = {"off_peak_usd_per_mtok": [0.1, 1.0, 3.0], "peak_usd_per_mtok": [0.1, 1.0, 3.0]}
+FLAT = {"off_peak_usd_per_mtok": [1.0] * 3, "peak_usd_per_mtok": [1.0] * 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"tok_per_s_per_gpu": 10_000.0}, "usd_per_mtok: got 1.08222, allowed: 0.003 to 0.6"),
+        (OWN, "usd_per_mtok: got 0.011344, allowed: 0.1 to 3"),
+        (FLAT, "all three are 1, so the price says nothing about the mix"),
+    ],
+)
+def test_a_revenue_that_no_mix_earns_leaves_all_else(given, reason):
+    params = experiment.Params(**given)
+    found = experiment.collect(params)
+    (line,) = found.line.to_dicts()
+    assert reason in line["missing_reason"]
+    assert line["usd_per_gpu_hour"] == 38.96
+    assert line["output_share_percent"] is line["cache_miss_share_percent"] is None
+    for row in found.margins.to_dicts():
+        paid = row["total_tok_per_s_per_gpu"] * 3600e-6 * row["usd_per_mtok"]
+        assert paid == pytest.approx(row["gpu_hour_cost_usd"])
+    spec = check_chart(
+        charts.mixes_of_one_revenue(found.line, found.mix.head(1), subtitle="own"), name="mixes_of_one_revenue"
+    )
+    assert spec["title"]["text"] == "No line of mixes that earn 38.96 USD per GPU-hour"
+    assert reason in spec["title"]["subtitle"][1]
+    assert not [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
+
+
+def test_a_missing_reason_is_only_where_something_is_missing(evidence):
+    assert evidence.line.height == 51
+    for name in ("line", "break_even", "margins"):
+        assert getattr(evidence, name)["missing_reason"].null_count() == getattr(evidence, name).height
+
+
+def test_tokens_that_earn_nothing_have_no_break_even():
+    free_hits = {"off_peak_usd_per_mtok": [0.0, 1.0, 3.0], "peak_usd_per_mtok": [0.0, 1.0, 3.0], "output_share": 0.0}
+    params = experiment.Params(**free_hits, input_hit_rates=[0.5, 1.0])
+    found = experiment.collect(params)
+    half, all_hits = found.margins.to_dicts()
+    assert half["total_tok_per_s_per_gpu"] == pytest.approx(10 / 3600e-6 / 0.5)
+    assert all_hits["total_tok_per_s_per_gpu"] is None
+    assert "earn nothing" in all_hits["missing_reason"]
+    for shown in (found.break_even, found.break_even.filter(pl.col("input_hit_rate_percent") == 100)):
+        check_chart(
+            charts.break_even_throughput(shown, experiment.at_hand(params), subtitle="own"),
+            name="break_even_throughput",
+        )
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"off_peak_usd_per_mtok": [1.0, 2.0, 4.0]}, "got one of them, allowed: both or none"),
-        ({"hit_share": 0.9, "output_share": 0.2}, "share of cache_miss: got -0.1"),
-        ({"tok_per_s_per_gpu": 1000.0}, "38.96 at tok_per_s_per_gpu 1000: no mix earns it: .* allowed: 0.003 to 0.6"),
+        ({"off_peak_usd_per_mtok": [1.0]}, "got 1 prices, allowed: three"),
+        ({"off_peak_usd_per_mtok": [1.0, 2.0, 4.0]}, "peak_usd_per_mtok\n.*allowed: both or none"),
+        ({"peak_usd_per_mtok": [1.0, 2.0, 4.0]}, "peak_usd_per_mtok\n.*allowed: both or none"),
+        (OWN | {"peak_usd_per_mtok": [-1.0, 1.0, 1.0]}, "peak_usd_per_mtok.0\n.*greater than or equal to 0"),
+        (
+            {"hit_share": 0.9, "output_share": 0.2},
+            "output_share\n.*got 0.2, allowed: at most 0.1, what hit_share 0.9 leaves",
+        ),
+        ({"hit_share": 0.995}, "output_share\n.*at most 0.005"),
+        ({"week_of": "19.10.2026"}, "week_of\n.*got '19.10.2026', allowed: a day as YYYY-MM-DD"),
+        ({"holidays": ["2026-02-27", "2026-02-30"]}, "holidays\n.*got '2026-02-30', allowed: a day"),
+        ({"input_hit_rates": []}, "input_hit_rates"),
+        ({"input_hit_rates": [0.5, 1.5]}, "input_hit_rates.1\n.*less than or equal to 1"),
+        ({"shown_utc_offset_h": 15}, "shown_utc_offset_h"),
+        ({"hit_share": 1.1}, "hit_share"),
     ],
 )
-def test_parameters_that_do_not_fit_say_why(bad, words):
-    with pytest.raises(ParameterError, match=words):
-        experiment.collect(experiment.Params(**bad))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"off_peak_usd_per_mtok": [1.0]},
-        {"week_of": "19.10.2026"},
-        {"holidays": ["2026-02-30"]},
-        {"input_hit_rates": []},
-        {"shown_utc_offset_h": 15},
-        {"hit_share": 1.1},
-    ],
-)
-def test_bad_parameters_are_refused(bad):
-    with pytest.raises(ValidationError):
+def test_bad_parameters_are_refused_before_anything_runs(bad, words):
+    with pytest.raises(ValidationError, match=words):
         experiment.Params(**bad)
+
+
+def test_shares_may_be_all_tokens():
+    assert (
+        experiment.collect(experiment.Params(hit_share=0.9, output_share=0.1)).mix["cache_miss_share_percent"][0] == 0
+    )
 
 
 def test_frames_use_the_vocabulary(evidence):
@@ -284,6 +337,35 @@ def test_charts(evidence):
     check_chart(
         charts.break_even_throughput(evidence.break_even, at_hand, subtitle="GB300"), name="break_even_throughput"
     )
+
+
+def test_a_mark_far_above_the_lines_does_not_press_them_flat(evidence):
+    params = experiment.Params(**OWN)
+    found = experiment.collect(params)
+    spec = check_chart(
+        charts.break_even_throughput(found.break_even, experiment.at_hand(params), subtitle="own"),
+        name="break_even_throughput",
+    )
+    highest = found.break_even["total_tok_per_s_per_gpu"].max()
+    assert spec["layer"][0]["encoding"]["y"]["scale"]["domain"] == [0, pytest.approx(1.1 * highest)]
+    assert spec["layer"][-1]["mark"]["text"] == "954,000 lies above"
+    few = experiment.collect(experiment.Params(tok_per_s_per_gpu=10_000.0)).sensitivity
+    spec = check_chart(
+        charts.revenue_by_output_share(few, evidence.points, subtitle="own"), name="revenue_by_output_share"
+    )
+    assert [layer["mark"]["type"] for layer in spec["layer"]] == ["line", "text"]
+    assert spec["layer"][-1]["mark"]["text"] == "38.96 lies above"
+
+
+def test_a_name_stands_where_there_is_room(evidence):
+    def side(mix):
+        spec = charts.mixes_of_one_revenue(evidence.line, mix.head(1), subtitle="s").to_dict()
+        texts = [layer for layer in spec["layer"] if layer["mark"]["type"] == "text"]
+        named = {row["label"]: layer for layer in texts for row in spec["datasets"][layer["data"]["name"]]}
+        return next(layer["mark"]["align"] for label, layer in named.items() if "example" in label)
+
+    assert side(evidence.mix) == "left"
+    assert side(experiment.collect(experiment.Params(hit_share=0.8)).mix) == "right"
 
 
 def test_chart_refuses_a_frame_without_its_columns(evidence):

@@ -205,6 +205,21 @@ def test_chart_names_the_worst_batch(tmp_path):
     assert x == "[4, 8, 16, 32, 64, 128, 256]"
 
 
+@pytest.mark.parametrize("percent", [3.0, 90.0])
+def test_the_words_of_the_band_lie_above_everything_drawn(tmp_path, percent):
+    path = curve_file(tmp_path, {8: (140, 100), 256: (99, 100)})
+    evidence = experiment.collect(experiment.Params(points_path=path, envelope_percent=percent))
+    chart = charts.throughput_ratio_by_batch(evidence.envelope, evidence.curve, subtitle="lab")
+    spec = check_chart(chart, name="throughput_ratio_by_batch")
+    (words,) = (layer for layer in spec["layer"] if layer.get("mark", {}).get("type") == "text")
+    (rule,) = (layer for layer in spec["layer"] if layer.get("mark", {}).get("type") == "rule")
+    low, high = rule["encoding"]["y"]["scale"]["domain"]
+    top = max(1.4, 1 + percent / 100)
+    # 280 pixels high: the words, 11 of them high, end before the highest square, whose half is 5
+    assert 280 * (high - top) / (high - low) > words["encoding"]["y"]["value"] + 11 + 5
+    assert low >= 0
+
+
 def test_chart_refuses_a_frame_without_its_columns(evidence):
     with pytest.raises(DataError, match="column 'throughput_ratio' is missing"):
         charts.throughput_ratio_by_batch(evidence.envelope, evidence.curve.drop("throughput_ratio"), subtitle="")

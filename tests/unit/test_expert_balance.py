@@ -388,6 +388,8 @@ def test_the_drafters_experts_follow_from_its_weights(evidence):
     assert judged["draft_stages"].finding.found == pytest.approx(experts / 128)
     assert judged["draft_routed_experts"].finding.found == pytest.approx(experts / 3)
     assert judged["draft_stages"].verdict == judged["draft_routed_experts"].verdict == "consistent"
+    # 384 experts of the draft beside 40 × 384 of the target
+    assert judged["draft_entries_billion"].finding.found == pytest.approx(557.2 / 41)
 
 
 def test_sources_that_disagree_on_a_setting_leave_it_open(evidence):

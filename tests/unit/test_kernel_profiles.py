@@ -194,7 +194,8 @@ def test_bad_patterns_are_refused_with_their_entry(tmp_path, text, words):
 
 def times(*rows):
     columns = {"kernel": pl.String, "rank": pl.Int64, "kernel_us": pl.Float64, "calls_per_forward": pl.Float64}
-    return pl.DataFrame(rows, schema=columns, orient="row")
+    share = (100 * pl.col("kernel_us") / pl.col("kernel_us").sum().over("rank")).alias("recording_share_percent")
+    return pl.DataFrame(rows, schema=columns, orient="row").with_columns(share)
 
 
 def test_times_over_ranks_by_hand():
@@ -205,13 +206,35 @@ def test_times_over_ranks_by_hand():
     by_statistic = {s: dict(over_ranks(kernels, s).select("kernel", "kernel_us").iter_rows()) for s in ("min", "max")}
     assert by_statistic["min"] == {"f": 10.0, "g": 0.0}, "g did not run on two ranks"
     assert by_statistic["max"] == {"f": 30.0, "g": 9.0}
-    assert over_ranks(kernels, "median").rows() == [("f", 20.0, 2.0), ("g", 0.0, 0.0)]
+    assert over_ranks(kernels, "median").rows() == [("f", 20.0, 2.0, 100.0), ("g", 0.0, 0.0, 0.0)]
     with pytest.raises(DataError, match="got 'mean', allowed: min, median, max"):
         over_ranks(kernels, "mean")
 
 
 def test_a_report_without_ranks_counts_once():
     assert over_ranks(times(("f", None, 4.0, 1.0), ("g", None, 5.0, 2.0)), "min")["kernel_us"].to_list() == [5.0, 4.0]
+
+
+def test_without_the_forward_passes_shares_are_all_that_is_known(tmp_path):
+    path = tmp_path / "n.csv"
+    path.write_text("Total Time (ns),Instances,Name\n1500,3,moe_a\n500,1,x\n2000,4,moe_a\n")
+    profiles = read(path, forwards=None)
+    (file,) = profiles.files.to_dicts()
+    assert (file["num_forwards"], file["kernel_sum_us"], file["num_kernels"]) == (None, None, 2)
+    assert "no time line" in file["missing_reason"]
+    assert "forward passes of this Nsight recording are not given" in file["missing_reason"]
+    columns = ("kernel", "kernel_us", "calls_per_forward", "recording_share_percent")
+    assert profiles.kernels.select(columns).rows() == [("moe_a", None, None, 87.5), ("x", None, None, 12.5)]
+    assert profiles.kernels["missing_reason"].null_count() == 0
+    kernels = over_ranks(profiles.kernels, "median")
+    assert kernels.rows() == [("moe_a", None, None, 87.5), ("x", None, None, 12.5)]
+    patterns = read_patterns(patterns_file(tmp_path, entry("m", "moe", "moe") + entry("n", "never")))
+    assert by_component(kernels, patterns).rows() == [
+        ("m", "moe", None, 87.5, 1),
+        ("n", "rest", None, 0.0, 0),
+        ("unassigned", "unassigned", None, 12.5, 1),
+    ]
+    assert unassigned(kernels, patterns).rows() == [("x", None, 12.5, None)]
 
 
 def test_components_by_hand_with_the_unassigned_always_last(tmp_path):

@@ -172,6 +172,10 @@ def test_verdicts(evidence):
     }  # fmt: skip
     assert verdicts["v0_32_0_has_59894"] == "reproduced"
     assert verdicts["v0_33_0_has_bench_forward"] == "reproduced"
+    kinds = {v.claim.id.split(".")[1]: v.claim.kind for v in experiment.CHECKS.judge(evidence)}
+    assert {name for name, kind in kinds.items() if "v0_32_0" in name and kind == "derived"} == {
+        "v0_32_0_has_59894", "v0_32_0_has_61767", "v0_32_0_has_61724", "v0_32_0_lacks_62698",
+    }, "what the source does not say itself"  # fmt: skip
     assert verdicts["v0_32_0_lacks_62698"] == "open"
     assert verdicts["baseline_releases_behind"] == "consistent"
     assert verdicts["pr_61339_merged"] == "open"

@@ -291,6 +291,10 @@ def test_verdicts_do_not_depend_on_the_parameters(evidence):
     assert verdicts["shared_experts"].verdict == verdicts["deepinfer_prefill_gpus"].verdict == "consistent"
     assert all(v.settlement for v in verdicts.values() if v.verdict == "open"), "an open claim says what settles it"
     assert verdicts["weights_gib_per_gpu"].finding.found == pytest.approx(45.975)
+    # (259.5 + 21.9) ÷ 4 of the 81.2 GiB per H200 are experts and scales
+    assert verdicts["dense_gib"].finding.found == pytest.approx(81.2 - 70.35 - 3.9)
+    assert verdicts["embedding_gib"].finding.found == pytest.approx(81.2 - 70.35 - 6.9)
+    assert verdicts["dense_gib"].finding.note.endswith("per B300 leave 6.93")
     assert verdicts["memory_is_not_the_limit"].finding.found is True
     other = experiment.collect(experiment.Params(requests_per_rank=10, capture_tokens=[64], max_model_len=1))
     assert experiment.CHECKS.judge(other).records() == experiment.CHECKS.judge(evidence).records()

@@ -145,8 +145,8 @@ def test_bad_parameters_are_refused(bad, words):
 
 
 def test_unknown_hardware_is_named():
-    with pytest.raises(DataError, match="got 'b3000'.*Did you mean 'b300'"):
-        experiment.collect(experiment.Params(hardware="b3000"))
+    with pytest.raises(ValidationError, match="got 'b3000'.*Did you mean 'b300'"):
+        experiment.Params(hardware="b3000")
 
 
 def test_frames_use_the_vocabulary(evidence):

@@ -118,8 +118,60 @@ def test_every_profile_parameter_changes_what_is_found(tmp_path):
     assert few.unassigned["kernel"].to_list() == ["x"]
     report = tmp_path / "n.csv"
     report.write_text("Total Time (ns),Instances,Name\n6000,2,mega_moe_impl\n")
-    nsight = experiment.collect(experiment.Params(profile_path=str(report), nsight_forwards=3))
+    nsight = experiment.collect(experiment.Params(profile_path=str(report), nsight_forwards=[3]))
     assert nsight.components["kernel_us"].sum() == 2
+
+
+@pytest.fixture
+def reports(tmp_path):
+    """Two Nsight reports: 8 passes with 60 µs of MoE each and 40 of GEMM, and 2 passes with 30 and 40."""
+    for name, moe, gemm in (("before", 480_000, 320_000), ("after", 60_000, 80_000)):
+        text = f"Total Time (ns),Instances,Name\n{moe},8,mega_moe_impl\n{gemm},8,nvjet\n"
+        (tmp_path / f"{name}.csv").write_text(text)
+    return {"profile_path": str(tmp_path / "before.csv"), "profile_after_path": str(tmp_path / "after.csv")}
+
+
+def test_each_recording_has_forward_passes_of_its_own(reports):
+    found = experiment.collect(experiment.Params(**reports, nsight_forwards=[8, 2]))
+    rows = {row["component"]: row for row in found.comparison.to_dicts()}
+    assert (rows["moe"]["before_us"], rows["moe"]["after_us"], rows["moe"]["difference_us"]) == (60, 30, -30)
+    assert rows["gemm"]["difference_us"] == 0
+    assert experiment.why_no_difference(found) == ""
+    assert found.profiles["num_forwards"].to_list() == [8, 2]
+
+
+def test_without_forward_passes_there_is_no_difference_in_time(reports):
+    found = experiment.collect(experiment.Params(**reports))
+    moe = found.comparison.row(by_predicate=pl.col("component") == "moe", named=True)
+    assert moe["difference_us"] is None
+    assert moe["missing_reason"] == "no difference: the forward passes of before and after are not given"
+    assert (moe["before_share_percent"], moe["after_share_percent"]) == pytest.approx((60, 100 * 60 / 140))
+    assert experiment.why_no_difference(found).endswith("; set nsight_forwards")
+    reasons = found.components.filter(pl.col("kernel_us").is_null())["missing_reason"]
+    assert reasons.null_count() == 0
+    spec = check_chart(charts.component_times(found.components, subtitle="s"), name="component_times")
+    assert spec["spec"]["layer"][0]["encoding"]["x"]["title"] == "Share of the recording's kernel time (%)"
+    assert spec["title"]["text"].startswith("Share of the kernel time by component")
+
+
+def test_a_summary_of_bench_forward_beside_a_report_without_passes(tmp_path, reports):
+    before = profile(tmp_path / "b", BEFORE)
+    found = experiment.collect(experiment.Params(**reports | {"profile_path": str(before)}))
+    reason = found.comparison["missing_reason"].unique().to_list()
+    assert reason == ["no difference: the forward passes of after are not given"]
+    known = found.components.filter(pl.col("run") == "before")
+    assert (known["kernel_us"].sum(), known["missing_reason"].null_count()) == (100, known.height)
+
+
+def test_no_number_is_written_as_a_power_of_ten(tmp_path):
+    before = profile(tmp_path / "before", {"mega_moe_impl": 60.0, "nvjet": 0.25})
+    after = profile(tmp_path / "after", {"mega_moe_impl": 4_767_123.0, "nvjet": 0.5})
+    found = experiment.collect(experiment.Params(profile_path=str(before), profile_after_path=str(after)))
+    spec = check_chart(charts.component_differences(found.comparison, subtitle="s"), name="component_differences")
+    assert spec["title"]["text"] == "After − before: +4,767,000 µs of kernel time, +4,767,000 µs in moe"
+    formats = {layer["encoding"].get("text", {}).get("format") for layer in spec["layer"]} - {None}
+    assert formats == {"+,.4~r"}
+    assert spec["layer"][0]["encoding"]["x"]["axis"]["format"] == ",.4~r"
 
 
 def test_a_run_after_needs_a_run_before():
@@ -129,7 +181,16 @@ def test_a_run_after_needs_a_run_before():
 
 @pytest.mark.parametrize(
     "bad",
-    [{"part_speedup": 0.5}, {"rank_statistic": "mean"}, {"nsight_forwards": 0}, {"num_unassigned": 0}, {"profile": ""}],
+    [
+        {"part_speedup": 0.5},
+        {"rank_statistic": "mean"},
+        {"profile_path": "p", "nsight_forwards": [0]},
+        {"nsight_forwards": [1]},
+        {"profile_path": "p", "nsight_forwards": [1, 2]},
+        {"profile_path": "p", "profile_after_path": "q", "nsight_forwards": [1]},
+        {"num_unassigned": 0},
+        {"profile": ""},
+    ],
 )
 def test_bad_parameters_are_refused(bad):
     with pytest.raises(ValidationError):

@@ -148,8 +148,8 @@ def test_bandwidth_comes_from_the_hardware_or_the_parameter(evidence):
 
 
 def test_unknown_hardware_is_named():
-    with pytest.raises(DataError, match="got 'gb30'.*Did you mean"):
-        experiment.collect(experiment.Params(hardware="gb30"))
+    with pytest.raises(ValidationError, match="got 'gb30'.*Did you mean"):
+        experiment.Params(hardware="gb30")
 
 
 def test_few_requests_do_not_read_every_expert():
@@ -206,6 +206,14 @@ def test_weights_by_part():
     assert sum(without.values()) == pytest.approx(259.5 * 17 / 16 / 8 + 10.8)
     with pytest.raises(ParameterError, match="num_gpus: got 0"):
         weights_gib_per_gpu(checkpoint, 0)
+
+
+def test_more_experts_than_all_weights_leave_no_rest():
+    memory = experiment.collect(experiment.Params(bandwidth_tb_per_s=20.0)).memory
+    (row,) = memory.filter(pl.col("reading").str.starts_with("b read at 20 TB/s, more than all")).to_dicts()
+    assert row["weight_part"] == "experts"
+    assert row["gib_per_gpu"] == pytest.approx(33.828571e-3 * 20e12 / 8 / 2**30)
+    assert (memory["gib_per_gpu"] > 0).all()
 
 
 def test_memory_sums(evidence):
@@ -277,12 +285,15 @@ def test_frames_use_the_vocabulary(evidence):
 def test_verdicts_do_not_depend_on_the_parameters(evidence):
     verdicts = {v.claim.id.split(".")[1]: v for v in experiment.CHECKS.judge(evidence)}
     assert {name for name, v in verdicts.items() if v.verdict == "open"} == {
-        "moe_dep4_ms", "moe_dep32_ms", "rest_ms", "draft_comm_offsets_gain", "hbm_tb_per_s", "h200_hbm_tb_per_s",
+        "moe_dep4_ms", "moe_dep32_ms", "rest_ms", "gain_diminishes", "draft_comm_offsets_gain", "hbm_tb_per_s",
+        "h200_hbm_tb_per_s",
     }  # fmt: skip
+    assert not [v for v in verdicts.values() if v.claim.kind == "printed" and v.finding.basis == "modelled"]
     assert verdicts["fit_dep8_ms"].finding.basis == "modelled"
     assert verdicts["bandwidth_above_hbm"].finding.found is True
     assert verdicts["replicated_gib_per_gpu_dep8"].finding.note.endswith("the checkpoint's parts leave 10.8 GiB")
     assert verdicts["expert_checkpoint_gib"].finding.note == "557.2 billion entries at 4 bit"
+    assert verdicts["expert_entries_billion"].finding.found == pytest.approx(259.5 * 2**30 * 2 / 1e9)
     other = experiment.collect(experiment.Params(rest_ms=3.0, hardware="h200", ep_sizes=[2, 4]))
     assert experiment.CHECKS.judge(other).records() == experiment.CHECKS.judge(evidence).records()
 
@@ -318,6 +329,22 @@ def test_roofline_chart_says_which_way(evidence):
     assert [row["origin"] for row in drawn] == ["published", "modelled", "modelled", "published", "modelled"]
     fast = experiment.collect(experiment.Params(bandwidth_tb_per_s=9.0)).roofline
     assert "shrinks from" in charts.moe_time_over_reading(fast, subtitle="").to_dict()["title"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "finding"),
+    [
+        ([4, 8, 16, 32], "The memory floor is above the printed MoE time at DEP4"),
+        ([2, 8], "The memory floor is above the modelled MoE time at DEP2"),
+    ],
+)
+def test_roofline_chart_says_where_the_floor_is_above(sizes, finding):
+    roofline = experiment.collect(experiment.Params(hardware="h200", ep_sizes=sizes)).roofline
+    spec = check_chart(charts.moe_time_over_reading(roofline, subtitle="H200"), name="moe_time_over_reading")
+    assert spec["title"]["text"] == finding
+    words = next(layer for layer in spec["layer"] if layer["mark"]["type"] == "text")
+    drawn = spec["datasets"][words["data"]["name"]]
+    assert [row["top"] for row in drawn] == [max(row["moe_ms"], row["hbm_floor_ms"]) for row in drawn]
 
 
 def test_coverage_and_memory_charts(evidence):

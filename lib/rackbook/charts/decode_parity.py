@@ -41,7 +41,10 @@ def throughput_ratio_by_batch(
         scale=alt.Scale(type="log", base=2, domain=[2**first / 1.2, 2**last * 1.2], nice=False),
         axis=alt.Axis(values=[2**n for n in range(first, last + 1)], format="d"),
     )
-    y = theme.y("throughput_ratio", scale=alt.Scale(domain=[min(ratios) - 0.03, max(ratios) + 0.03], zero=False))
+    margin = 0.15 * (max(ratios) - min(ratios))
+    # nice bounds would take the room that the words above everything need
+    scale = alt.Scale(domain=[max(0, min(ratios) - margin), max(ratios) + margin], nice=False)
+    y = theme.y("throughput_ratio", scale=scale)
     area = (
         alt.Chart(band)
         .mark_rect(color=theme.BLUE, opacity=0.18)
@@ -57,11 +60,11 @@ def throughput_ratio_by_batch(
     words = (
         alt.Chart(band)
         .transform_calculate(
-            label="format(datum.throughput_ratio_low, '.2f') + ' to ' + format(datum.throughput_ratio_high, '.2f')"
-            " + ', ' + datum.origin + '; no point is printed'"
+            label="'band: ' + format(datum.throughput_ratio_low, '.2f') + ' to '"
+            " + format(datum.throughput_ratio_high, '.2f') + ', ' + datum.origin + '; no point is printed'"
         )
-        .mark_text(align="left", baseline="top", dx=8, dy=8, color=theme.BLUE)
-        .encode(x=x, y="throughput_ratio_high:Q", text="label:N")
+        .mark_text(align="left", baseline="top", color=theme.BLUE)
+        .encode(x=alt.value(8), y=alt.value(8), text="label:N")
     )
     layers = [area, parity, words]
     finding = f"Envelope: {_percent(low)} to {_percent(high)} at batch {sizes[0]} to {sizes[1]}"

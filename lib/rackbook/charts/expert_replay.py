@@ -105,14 +105,14 @@ def balancedness_by_memory(points: pl.DataFrame, states: pl.DataFrame, *, subtit
     for part in parts:
         value = printed.filter(pl.col("part") == part)[VALUE].item()
         reached = rows.filter((pl.col("part") == part) & (pl.col("after") >= value - 0.005))
-        least = f"{reached['memory_steps'].min():,.0f}" if reached.height else "more"
-        needed.append(f"{least} steps ({part})")
+        least = f"{reached['memory_steps'].min():,.0f} steps" if reached.height else "not reached here"
+        needed.append(f"{least} ({part})")
     return alt.layer(
         lines,
         rules,
         dots,
         name="balancedness_by_memory",
-        title=theme.headline(f"The printed figures need preferences that last {', '.join(needed)}", subtitle),
+        title=theme.headline(f"Least memory that comes to the printed figures: {', '.join(needed)}", subtitle),
     )
 
 
@@ -161,7 +161,7 @@ def balancedness_by_ep_size(points: pl.DataFrame, *, subtitle: str) -> alt.Layer
     gains = ", ".join(f"{row['before']:.2f} → {row['after']:.2f} ({row['part']})" for row in last.to_dicts())
     return _against(rows, x, "num_ranks", {"before": "without EPLB", "uniform_balancedness": "uniform"}).properties(
         name="balancedness_by_ep_size",
-        title=theme.headline(f"The more ranks, the more there is to recover: {gains} on {sizes[-1]} ranks", subtitle),
+        title=theme.headline(f"Balancedness on {sizes[-1]} ranks, without → with EPLB: {gains}", subtitle),
     )
 
 

@@ -159,6 +159,8 @@ def moe_share_by_ep_size(
 def component_times(components: pl.DataFrame, *, subtitle: str) -> alt.FacetChart:
     """The time of each component of a profile, one panel per run, coloured by the published part it counts to.
 
+    Where a run's times per forward pass are not known, the bars of all runs are shares.
+
     Args:
         components: run, component, part_of_step, kernel_us, step_share_percent, num_kernels.
         subtitle: hardware, model and sample.
@@ -170,9 +172,14 @@ def component_times(components: pl.DataFrame, *, subtitle: str) -> alt.FacetChar
     )
     names = components["component"].unique(maintain_order=True).to_list()
     parts = theme.drawn(components["part_of_step"], _PARTS)
-    written = components.with_columns(pl.format("{} %", pl.col("step_share_percent").round(1)).alias("share_text"))
+    written = components.drop("missing_reason", strict=False).with_columns(
+        pl.format("{} %", pl.col("step_share_percent").round(1)).alias("share_text"),
+        pl.col("step_share_percent").alias("recording_share_percent"),
+    )
+    known = components["kernel_us"].null_count() == 0
+    axis = alt.Axis(tickCount=3, format=",.4~r")
     base = alt.Chart(written).encode(
-        x=theme.x("kernel_us", scale=alt.Scale(domainMin=0), axis=alt.Axis(tickCount=4)),
+        x=theme.x("kernel_us" if known else "recording_share_percent", scale=alt.Scale(domainMin=0), axis=axis),
         y=alt.Y("component:N", title=title("component"), sort=names),
     )
     bars = base.mark_bar(opacity=0.85).encode(
@@ -192,7 +199,10 @@ def component_times(components: pl.DataFrame, *, subtitle: str) -> alt.FacetChar
         .facet(column=alt.Column("run:N", title=None, sort=runs))
         .properties(
             name="component_times",
-            title=theme.headline(f"Kernel time by component; unassigned: {said} of it", subtitle),
+            title=theme.headline(
+                f"{'Kernel time' if known else 'Share of the kernel time'} by component; unassigned: {said} of it",
+                subtitle,
+            ),
         )
     )
 
@@ -209,14 +219,14 @@ def component_differences(comparison: pl.DataFrame, *, subtitle: str) -> alt.Lay
     )  # fmt: skip
     require(comparison, (*columns, "origin", "source"), "component_differences")
     base = alt.Chart(comparison).encode(
-        x=theme.x("difference_us", scale=alt.Scale(padding=40)),
+        x=theme.x("difference_us", scale=alt.Scale(padding=70), axis=alt.Axis(tickCount=4, format=",.4~r")),
         y=alt.Y("component:N", title=title("component"), sort=None),
     )
     bars = base.mark_bar(color=theme.BLUE, opacity=0.85).encode(tooltip=theme.tooltip(*columns))
     dots = base.mark_point(filled=True, color=theme.INK, size=40, opacity=1).encode(
         shape=theme.origin_shape(comparison["origin"])
     )
-    text = alt.Text("difference_us:Q", format="+,.4~g")
+    text = alt.Text("difference_us:Q", format="+,.4~r")
     more = base.transform_filter("datum.difference_us >= 0").mark_text(dx=8, align="left").encode(text=text)
     less = base.transform_filter("datum.difference_us < 0").mark_text(dx=-8, align="right").encode(text=text)
     total = comparison["difference_us"].sum()
@@ -237,7 +247,8 @@ def component_differences(comparison: pl.DataFrame, *, subtitle: str) -> alt.Lay
 
 
 def _signed(number: float) -> str:
-    return f"{number:+,.4g}".replace("-", "−")
+    """With four significant digits, and never as a power of ten."""
+    return f"{float(f'{number:.4g}'):+,f}".rstrip("0").rstrip(".").replace("-", "−")
 
 
 def _words(part: str) -> str:

@@ -88,6 +88,8 @@ def measured_step_by_context(measured: pl.DataFrame, *, subtitle: str) -> alt.La
     text = (
         f"From {_in_k(first['context_tokens'])} to {_in_k(last['context_tokens'])} tokens the measured step goes from "
         f"{first['step_ms']:.1f} to {last['step_ms']:.1f} ms"
+        if len(contexts) > 1
+        else f"At {_in_k(first['context_tokens'])} tokens the measured step takes {first['step_ms']:.1f} ms"
     )
     return alt.layer(
         spread, dots, labels, name="measured_step_by_context", title=theme.headline(text, subtitle), width=460
@@ -154,5 +156,5 @@ def engine_steps_by_context(steps: pl.DataFrame, *, subtitle: str, bin_tokens: i
         spread,
         medians,
         name="engine_steps_by_context",
-        title=theme.headline("Measured decode steps of another engine, by batch size and context", subtitle),
+        title=theme.headline("Measured decode steps of a running engine, by batch size and context", subtitle),
     )

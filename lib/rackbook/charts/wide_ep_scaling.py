@@ -184,7 +184,7 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
     Args:
         roofline: ep_size, hbm_floor_ms, moe_ms, beside_read_ms, hbm_use_percent, moe_origin, origin, source, formula.
             The points are the MoE times, so they show moe_origin. Where the reading takes longer than the whole, its
-            bar stands out above the point.
+            bar stands out above the point, and the title says so.
         subtitle: hardware, model, bandwidth and sample.
     """
     require(
@@ -222,13 +222,11 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
     y = theme.y("moe_ms")
     totals = layers.points(times, x, y, shown, color=theme.INK)
     besides = (
-        alt.Chart(roofline)
+        alt.Chart(roofline.with_columns(pl.max_horizontal("moe_ms", "hbm_floor_ms").alias("top")))
         .mark_text(dy=-14, color=theme.INK)
         .transform_calculate(label="format(datum.beside_read_ms, '.2f') + ' ms'")
-        .encode(x=x, y=y, text="label:N")
+        .encode(x=x, y=alt.Y("top:Q", title=title("moe_ms")), text="label:N")
     )
-    first, last = _ends(times)
-    moved = "grows" if last["beside_read_ms"] > first["beside_read_ms"] else "shrinks"
     return alt.layer(
         bars,
         totals,
@@ -236,13 +234,28 @@ def moe_time_over_reading(roofline: pl.DataFrame, *, subtitle: str) -> alt.Layer
         name="moe_time_over_reading",
         width=alt.Step(64),
         title=theme.headline(
-            f"Beside the reading, the MoE time {moved} from {first['beside_read_ms']:.2f} ms at DEP{first['ep_size']} "
-            f"to {last['beside_read_ms']:.2f} ms at DEP{last['ep_size']}",
+            _beside_reading(times),
             [
                 subtitle,
                 "Reading: modelled, every touched expert once per step; figures above the bars: what is left besides",
             ],
         ),
+    )
+
+
+def _beside_reading(times: pl.DataFrame) -> str:
+    """The finding of :func:`moe_time_over_reading`: which way the rest goes, or where there is none."""
+    over = times.filter(pl.col("beside_read_ms") < 0).sort("ep_size")
+    if over.height:
+        printed = over.filter(pl.col("origin") == "published")
+        shown, word = (over, "modelled") if printed.is_empty() else (printed, "printed")
+        sizes = ", ".join(f"DEP{size}" for size in shown["ep_size"])
+        return f"The memory floor is above the {word} MoE time at {sizes}"
+    first, last = _ends(times)
+    moved = "grows" if last["beside_read_ms"] > first["beside_read_ms"] else "shrinks"
+    return (
+        f"Beside the reading, the MoE time {moved} from {first['beside_read_ms']:.2f} ms at DEP{first['ep_size']} "
+        f"to {last['beside_read_ms']:.2f} ms at DEP{last['ep_size']}"
     )
 
 

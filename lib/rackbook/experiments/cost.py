@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from rackbook import catalog, published
 from rackbook.claims import Checks, Finding
@@ -27,8 +27,13 @@ CHECKS = Checks("cost")
 MODEL = "deepseek-v4.1-flash"
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 KINDS = {"cache hit": "cache_hit", "cache miss": "cache_miss", "output": "output"}
+_SHARES = tuple(f"{kind}_share_percent" for kind in KINDS.values())
+_PAYING = {"total_tok_per_s_per_gpu": pl.Float64, "missing_reason": pl.String}
 _PARAMETERS = "parameters"
 """Source of what the user gave."""
+
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 ZONES = {"Asia/Shanghai": BEIJING}
 """Fixed offsets of the zones that price lists are stated in: no time-zone data base is needed."""
@@ -41,11 +46,15 @@ class Params(BaseModel):
 
     tok_per_s_per_gpu: float = Field(default=954_000.0, gt=0, description="tokens that the mix is counted in, per GPU")
     hit_share: float = Field(default=0.965, ge=0, le=1, description="cache hits ÷ all tokens; an example")
-    output_share: float = Field(default=0.007, ge=0, le=1, description="output ÷ all tokens; an example")
-    off_peak_usd_per_mtok: list[float] = Field(default=[], description="hit, miss, output; empty for DeepSeek's list")
-    peak_usd_per_mtok: list[float] = Field(default=[], description="the same for peak hours; give both lists or none")
+    output_share: float = Field(
+        default=0.007, ge=0, le=1, validate_default=True, description="output ÷ all tokens; an example"
+    )
+    off_peak_usd_per_mtok: list[Price] = Field(default=[], description="hit, miss, output; empty for DeepSeek's list")
+    peak_usd_per_mtok: list[Price] = Field(
+        default=[], validate_default=True, description="the same for peak hours; give both lists or none"
+    )
     revenue_usd_per_gpu_hour: float = Field(default=38.96, gt=0, description="revenue whose mixes are looked for")
-    input_hit_rates: list[float] = Field(
+    input_hit_rates: list[Share] = Field(
         default=[0.9, 0.95, 0.98, 1.0], min_length=1, description="cached ÷ all input, one line each"
     )
     max_output_share: float = Field(default=0.03, gt=0, le=1, description="right end of the output axis")
@@ -61,17 +70,34 @@ class Params(BaseModel):
             raise ValueError(f"got {len(value)} prices, allowed: three (hit, miss, output) or none")
         return value
 
-    @field_validator("week_of")
+    @field_validator("peak_usd_per_mtok")
     @classmethod
-    def _one_day(cls, value: str) -> str:
-        date.fromisoformat(value)
+    def _both_lists_or_none(cls, value: list[float], info: ValidationInfo) -> list[float]:
+        if "off_peak_usd_per_mtok" in info.data and bool(value) != bool(info.data["off_peak_usd_per_mtok"]):
+            raise ValueError(
+                "got one of off_peak_usd_per_mtok and peak_usd_per_mtok, allowed: both or none "
+                "(give the same list twice where there are no peak hours)"
+            )
         return value
 
-    @field_validator("holidays")
+    @field_validator("output_share")
     @classmethod
-    def _days(cls, value: list[str]) -> list[str]:
-        for day in value:
-            date.fromisoformat(day)
+    def _no_more_than_all_tokens(cls, value: float, info: ValidationInfo) -> float:
+        hits = info.data.get("hit_share", 0.0)
+        if hits + value > 1 + 1e-12:
+            raise ValueError(
+                f"got {value:g}, allowed: at most {1 - hits:.6g}, what hit_share {hits:g} leaves of all tokens"
+            )
+        return value
+
+    @field_validator("week_of", "holidays")
+    @classmethod
+    def _days(cls, value: str | list[str]) -> str | list[str]:
+        for day in [value] if isinstance(value, str) else value:
+            try:
+                date.fromisoformat(day)
+            except ValueError:
+                raise ValueError(f"got {day!r}, allowed: a day as YYYY-MM-DD") from None
         return value
 
 
@@ -85,12 +111,14 @@ class Evidence:
             the user's own.
         mix: the example mix, by price_period ("off-peak", "peak"): its shares, usd_per_mtok, usd_per_gpu_hour.
         line: mixes that give the revenue looked for at off-peak prices: cache_hit_share_percent,
-            cache_miss_share_percent, output_share_percent; the first and last row are its ends.
+            cache_miss_share_percent, output_share_percent; the first and last row are its ends. Where no mix, or every
+            mix, gives it: one row without shares, with a missing_reason.
         sensitivity: usd_per_gpu_hour by output_share_percent and input_hit_rate_percent at off-peak prices.
         slopes: what one percentage point of cache hits, turned into another kind, adds.
         week: hour by hour: weekday, hour_of_day, price_period.
         weekly: hours_per_week and usd_per_gpu_hour of each period and of the whole week.
-        break_even: throughput that pays for a GPU-hour, by gpu_hour_cost_usd and input_hit_rate_percent.
+        break_even: throughput that pays for a GPU-hour, by gpu_hour_cost_usd and input_hit_rate_percent; null with a
+            missing_reason where the tokens earn nothing.
         margins: at the throughput, output share and GPU-hour cost given: usd_per_gpu_hour of a flat week, by hit rate.
     """
 
@@ -132,29 +160,16 @@ class Lists:
 
 
 def price_lists(params: Params) -> Lists:
-    """The user's price lists, or DeepSeek's.
-
-    Raises:
-        ParameterError: only one of the two lists is given.
-    """
-    if not params.off_peak_usd_per_mtok and not params.peak_usd_per_mtok:
+    """The user's price lists, or DeepSeek's."""
+    if not params.off_peak_usd_per_mtok:
         return Lists(cost.list_prices("off-peak"), cost.list_prices("peak"), "deepseek-prices")
-    if not params.off_peak_usd_per_mtok or not params.peak_usd_per_mtok:
-        raise ParameterError(
-            "off_peak_usd_per_mtok and peak_usd_per_mtok: got one of them, allowed: both or none "
-            "(give the same list twice where there are no peak hours)"
-        )
     return Lists(
         cost.TokenPrices(*params.off_peak_usd_per_mtok), cost.TokenPrices(*params.peak_usd_per_mtok), _PARAMETERS
     )
 
 
 def collect(params: Params) -> Evidence:
-    """Work out what the parameters earn, and which mixes fit the revenue.
-
-    Raises:
-        ParameterError: shares that do not add up, one price list of two, or a revenue that no mix gives.
-    """
+    """Work out what the parameters earn, and which mixes fit the revenue."""
     lists = price_lists(params)
     mix = cost.Mix(params.hit_share, 1 - params.hit_share - params.output_share, params.output_share)
     calendar = peak_hours(params.holidays)
@@ -200,35 +215,30 @@ def mixes_of_revenue(params: Params, lists: Lists) -> pl.DataFrame:
 
     Returns:
         cache_hit_share_percent, cache_miss_share_percent, output_share_percent, usd_per_mtok, usd_per_gpu_hour,
-        origin "derived", source, formula; 51 rows.
-
-    Raises:
-        ParameterError: no mix gives that revenue.
+        origin "derived", source, formula, missing_reason; 51 rows, or one without shares where they are not determined.
     """
     price = cost.implied_usd_per_mtok(params.revenue_usd_per_gpu_hour, params.tok_per_s_per_gpu)
+    printed = (rack.serving_point()["total_tok_per_s_per_gpu"], rack.revenue_usd_per_gpu_hour())
+    stated = "S1" if (params.tok_per_s_per_gpu, params.revenue_usd_per_gpu_hour) == printed else _PARAMETERS
+    common = {
+        "usd_per_mtok": price,
+        "usd_per_gpu_hour": params.revenue_usd_per_gpu_hour,
+        "origin": "derived",
+        "source": f"{stated}+{lists.source}",
+        "formula": f"hit·h + miss·m + output·o = {price:.5g} USD per million tokens",
+        "missing_reason": None,
+    }
     try:
         most, least = cost.mixes_at(lists.off_peak, price)
     except ParameterError as problem:
-        raise ParameterError(
-            f"revenue_usd_per_gpu_hour {params.revenue_usd_per_gpu_hour:g} at tok_per_s_per_gpu "
-            f"{params.tok_per_s_per_gpu:g}: no mix earns it: {problem}"
-        ) from None
-    printed = (rack.serving_point()["total_tok_per_s_per_gpu"], rack.revenue_usd_per_gpu_hour())
-    stated = "S1" if (params.tok_per_s_per_gpu, params.revenue_usd_per_gpu_hour) == printed else _PARAMETERS
-    rows = []
-    for place in np.linspace(0, 1, 51):
-        shares = {kind: (1 - place) * getattr(most, kind) + place * getattr(least, kind) for kind in KINDS.values()}
-        rows.append(
-            _shares(cost.Mix(**shares))
-            | {
-                "usd_per_mtok": price,
-                "usd_per_gpu_hour": params.revenue_usd_per_gpu_hour,
-                "origin": "derived",
-                "source": f"{stated}+{lists.source}",
-                "formula": f"hit·h + miss·m + output·o = {price:.5g} USD per million tokens",
-            }
-        )
-    return pl.DataFrame(rows)
+        rows = [dict.fromkeys(_SHARES) | common | {"missing_reason": f"no line of mixes: {problem}"}]
+    else:
+        rows = [
+            _shares(cost.Mix(**{k: (1 - place) * getattr(most, k) + place * getattr(least, k) for k in KINDS.values()}))
+            | common
+            for place in np.linspace(0, 1, 51)
+        ]
+    return pl.DataFrame(rows, schema_overrides=dict.fromkeys(_SHARES, pl.Float64) | {"missing_reason": pl.String})
 
 
 def sensitivity(params: Params, lists: Lists) -> pl.DataFrame:
@@ -356,8 +366,8 @@ def break_even(params: Params, lists: Lists, weekly: pl.DataFrame) -> pl.DataFra
     """Throughput at which a GPU-hour pays for itself over a week of even load, by its cost and by hit rate.
 
     Returns:
-        input_hit_rate_percent, gpu_hour_cost_usd (0 to twice the cost given), total_tok_per_s_per_gpu, origin
-        "modelled", source.
+        input_hit_rate_percent, gpu_hour_cost_usd (0 to twice the cost given), total_tok_per_s_per_gpu,
+        missing_reason, origin "modelled", source.
     """
     rows = []
     for rate in params.input_hit_rates:
@@ -367,12 +377,12 @@ def break_even(params: Params, lists: Lists, weekly: pl.DataFrame) -> pl.DataFra
                 {
                     "input_hit_rate_percent": 100 * rate,
                     "gpu_hour_cost_usd": float(hour_cost),
-                    "total_tok_per_s_per_gpu": cost.break_even_tok_per_s_per_gpu(float(hour_cost), price),
+                    **_paying_throughput(float(hour_cost), price),
                     "origin": "modelled",
                     "source": lists.source,
                 }
             )
-    return pl.DataFrame(rows)
+    return pl.DataFrame(rows, schema_overrides=_PAYING)
 
 
 def margins(params: Params, lists: Lists, weekly: pl.DataFrame) -> pl.DataFrame:
@@ -380,7 +390,7 @@ def margins(params: Params, lists: Lists, weekly: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         input_hit_rate_percent, output_share_percent, usd_per_mtok, usd_per_gpu_hour, gpu_hour_cost_usd,
-        total_tok_per_s_per_gpu (the throughput that pays for that cost), origin "modelled", source.
+        total_tok_per_s_per_gpu (the throughput that pays for that cost), missing_reason, origin "modelled", source.
     """
     rows = []
     for rate in params.input_hit_rates:
@@ -392,12 +402,12 @@ def margins(params: Params, lists: Lists, weekly: pl.DataFrame) -> pl.DataFrame:
                 "usd_per_mtok": price,
                 "usd_per_gpu_hour": cost.usd_per_gpu_hour(params.tok_per_s_per_gpu, price),
                 "gpu_hour_cost_usd": params.gpu_hour_cost_usd,
-                "total_tok_per_s_per_gpu": cost.break_even_tok_per_s_per_gpu(params.gpu_hour_cost_usd, price),
+                **_paying_throughput(params.gpu_hour_cost_usd, price),
                 "origin": "modelled",
                 "source": lists.source,
             }
         )
-    return pl.DataFrame(rows)
+    return pl.DataFrame(rows, schema_overrides=_PAYING)
 
 
 def at_hand(params: Params) -> pl.DataFrame:
@@ -424,6 +434,15 @@ def _shares(mix: cost.Mix) -> dict[str, float]:
     return {f"{kind}_share_percent": 100 * max(0.0, getattr(mix, kind)) for kind in KINDS.values()}
 
 
+def _paying_throughput(hour_cost_usd: float, usd_per_mtok: float) -> dict[str, object]:
+    """The throughput that pays for a GPU-hour; null with a reason where the tokens earn nothing."""
+    earns = usd_per_mtok > 0
+    return {
+        "total_tok_per_s_per_gpu": cost.break_even_tok_per_s_per_gpu(hour_cost_usd, usd_per_mtok) if earns else None,
+        "missing_reason": None if earns else "the tokens of this mix earn nothing, so no throughput pays",
+    }
+
+
 def _price_table(lists: Lists) -> pl.DataFrame:
     return pl.DataFrame(
         [
@@ -443,6 +462,11 @@ def _price_table(lists: Lists) -> pl.DataFrame:
 @CHECKS("usd_per_gpu_hour")
 def _revenue(_: Evidence) -> Finding:
     return Finding(None, note="the token mix is not printed, and the revenue is the only equation in it")
+
+
+@CHECKS("peak_morning", "peak_afternoon")
+def _peak_hours(_: Evidence) -> Finding:
+    return Finding(None, note="hours of one price page; nothing else determines them")
 
 
 @CHECKS("hit_off_peak", "hit_peak", "miss_off_peak", "miss_peak", "output_off_peak", "output_peak")

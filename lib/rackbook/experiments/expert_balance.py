@@ -301,6 +301,14 @@ def collect(params: Params) -> Evidence:
     )
 
 
+def measured_subtitle(evidence: Evidence) -> str:
+    """Model and sample of the run's routed experts, for their chart."""
+    if evidence.run is None:
+        return "no run"
+    loads = loads_of(evidence.run)
+    return f"measured; {loads.top_k} of {loads.num_experts} experts per token, {live.description(evidence.run)}"
+
+
 def measure(params: Params) -> Run:
     """Record the routed experts of a server that the project starts, and keep them as a run.
 
@@ -451,6 +459,16 @@ def _of_draft(divisor: int) -> Finding:
     experts = weights * in_target / (model.checkpoint.expert_entries.known - weights)
     note = f"{experts:.0f} experts by the draft's weights, if each is as large as one of the target's, ÷ {divisor}"
     return Finding(experts / divisor, "derived", note)
+
+
+@CHECKS("draft_entries_billion")
+def _draft_entries(_: Evidence) -> Finding:
+    model = catalog.model(MODEL)
+    in_draft = model.draft.num_stages.known * model.draft.num_routed.known
+    in_target = model.num_layers.known * model.experts.num_routed.known
+    weights = model.checkpoint.expert_entries.known / 1e9 * in_draft / (in_draft + in_target)
+    note = f"{in_draft} of {in_draft + in_target:,} experts, if each is as large as one of the target's"
+    return Finding(weights, "derived", note)
 
 
 @CHECKS("redundant_experts_dep32", "redundant_experts_dep16")

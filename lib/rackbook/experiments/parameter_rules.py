@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
+
+from pydantic import AfterValidator
+
+from rackbook import catalog
 
 
 class Speculative(Protocol):
@@ -13,6 +17,15 @@ class Speculative(Protocol):
 
 
 S = TypeVar("S", bound=Speculative)
+
+
+def _known(gpu: str) -> str:
+    catalog.hardware(gpu)
+    return gpu
+
+
+Gpu = Annotated[str, AfterValidator(_known)]
+"""Name of a GPU that ``data/hardware`` has."""
 
 
 def ascending(sizes: list[int]) -> list[int]:

@@ -441,6 +441,11 @@ def _measured_elsewhere(_: Evidence) -> Finding:
     return Finding(None, note="one run of the source; no other published figure determines it")
 
 
+@CHECKS("sglang_concurrency", "sglang_acceptance_length")
+def _settings_elsewhere(_: Evidence) -> Finding:
+    return Finding(None, note="a setting of another engine's runs; no other figure determines it")
+
+
 @CHECKS("recipe_3018_clients", "recipe_7388_clients", "recipe_10888_clients", "recipe_9888_clients")
 def _recipe_settings(_: Evidence) -> Finding:
     return Finding(None, note="settings of one recipe; no other figure determines them")

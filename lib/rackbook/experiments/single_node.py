@@ -341,7 +341,7 @@ def _prefill_gpus(_: Evidence) -> Finding:
     return Finding(int(parallelism.rpartition("DP")[2]), "derived", f"{parallelism}, printed by {source}")
 
 
-@_check("hidden_size", "max_context_tokens", "hbm_gb")
+@_check("hidden_size", "max_context_tokens", "hbm_gb", "h200_hbm_gb")
 def _stated_once(_: Evidence) -> Finding:
     return Finding(None, note="printed by one source; no other figure determines it")
 
@@ -487,6 +487,27 @@ def _weights_h200(_: Evidence) -> Finding:
         "derived",
         f"experts and scales ÷ 4, the rest on each GPU; {without:.1f} GiB without Engram's scales",
     )
+
+
+def _remainder_check(part: str) -> Callable[[Evidence], Finding]:
+    """A part that lies on each GPU as a whole: what the printed weights of a GPU leave for it."""
+
+    def remainder(source: str) -> float:
+        row = node_memory.deployment(source)
+        parts = memory.weights_gib_per_gpu(catalog.model(MODEL).checkpoint, row["num_gpus"])
+        return row["weights_gib_per_gpu"] - sum(gib for name, gib in parts.items() if name != part)
+
+    def check(_: Evidence) -> Finding:
+        note = (
+            f"the printed weights per H200 less the other parts; S2's per B300 leave {remainder(node_memory.NODE):.2f}"
+        )
+        return Finding(remainder(node_memory.RECIPE), "derived", note)
+
+    return check
+
+
+_check("dense_gib")(_remainder_check("attention, dense, routers"))
+_check("embedding_gib")(_remainder_check("embedding, LM head"))
 
 
 def _bytes_per_token(source: str) -> Finding:

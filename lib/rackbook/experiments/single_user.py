@@ -42,7 +42,7 @@ class Params(BaseModel):
         default=3.51, ge=1, description="tokens that a step yields, the target's own included"
     )
     draft_tokens: int = Field(default=5, ge=0, description="tokens drafted per step; a step checks one more")
-    hardware: str = Field(default="b300", description="GPU, by its file name in data/hardware")
+    hardware: parameter_rules.Gpu = Field(default="b300", description="GPU, by its file name in data/hardware")
     num_gpus: int = Field(default=4, ge=1, description="GPUs that share every weight (TP)")
     source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
     cluster: str = Field(default="b300x8", description=live.CLUSTER)

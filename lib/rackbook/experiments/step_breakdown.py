@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from rackbook import claims, published
 from rackbook.claims import Checks, Finding
@@ -41,11 +41,14 @@ PUBLISHED_RUN = "S1, published"
 _STAGES = ("before", "after")
 _COMPONENTS = (
     "run", "component", "part_of_step", "kernel_us", "step_share_percent", "num_kernels", "origin", "source",
+    "missing_reason",
 )  # fmt: skip
-_KERNELS = ("run", "kernel", "kernel_us", "step_share_percent", "calls_per_forward", "origin", "source")
+_KERNELS = (
+    "run", "kernel", "kernel_us", "step_share_percent", "calls_per_forward", "origin", "source", "missing_reason",
+)  # fmt: skip
 _COMPARISON = (
     "component", "before_us", "after_us", "difference_us", "before_share_percent", "after_share_percent", "origin",
-    "source",
+    "source", "missing_reason",
 )  # fmt: skip
 
 
@@ -62,7 +65,9 @@ class Params(BaseModel):
     rank_statistic: Literal["min", "median", "max"] = Field(
         default="median", description="time of a kernel over the ranks: min, median or max"
     )
-    nsight_forwards: int = Field(default=1, ge=1, description="forward passes in an Nsight recording")
+    nsight_forwards: list[Annotated[int, Field(ge=1)]] = Field(
+        default=[], description="forward passes of each profile, if it is an Nsight recording; empty if not known"
+    )
     patterns_path: str = Field(default="", description="TOML of name patterns; empty for data/kernel_patterns.toml")
     num_unassigned: int = Field(default=10, ge=1, description="how many of the largest unassigned kernels are listed")
     source: str = Field(default=live.PUBLISHED, description=live.SOURCE)
@@ -71,6 +76,14 @@ class Params(BaseModel):
     measured_requests_per_rank: int = Field(default=64, ge=1, description="requests per rank to measure with")
     measured_ranks: int | None = Field(default=None, ge=1, description="ranks to measure with; 32 or all if none")
     measured_draft_tokens: int = Field(default=5, ge=0, description="drafts per request and step to measure with")
+
+    @field_validator("nsight_forwards")
+    @classmethod
+    def _one_per_profile(cls, value: list[int], info: ValidationInfo) -> list[int]:
+        profiles = sum(bool(info.data.get(name)) for name in ("profile_path", "profile_after_path"))
+        if value and len(value) != profiles:
+            raise ValueError(f"got {len(value)} for {profiles} profiles, allowed: one number per profile, or none")
+        return value
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,7 @@ class Evidence:
         implied_ep_size: size at which the curve has the printed share.
         profiles: table ``kernel_profiles``; empty without ``profile_path``.
         components: run, component, part_of_step, kernel_us, step_share_percent, num_kernels; empty without a path.
+            Times are null with a missing_reason where the forward passes of a recording are not known; so in the next.
         unassigned: run, kernel, kernel_us, step_share_percent, calls_per_forward; empty without a path.
         comparison: component, before_us, after_us, difference_us and both shares; empty without two profiles.
         run: the run that ``source`` names; None for "published".
@@ -299,15 +313,16 @@ def read_runs(params: Params) -> dict[str, KernelProfiles]:
         )
     paths = [path for path in (params.profile_path, params.profile_after_path) if path]
     names = _STAGES if len(paths) > 1 else ("your profile",)
+    every = params.nsight_forwards or [None] * len(paths)
     return {
         name: read_kernel_profiles(
             path,
             stage=name if name in _STAGES else None,
             hardware=params.profile_hardware,
             model=params.profile_model,
-            nsight_forwards=params.nsight_forwards,
+            nsight_forwards=forwards,
         )
-        for name, path in zip(names, paths, strict=False)
+        for name, path, forwards in zip(names, paths, every, strict=False)
     }
 
 
@@ -335,13 +350,17 @@ def profile_parts(components: pl.DataFrame) -> pl.DataFrame:
 
 def profile_setting(evidence: Evidence, params: Params) -> str:
     """Model and hardware of the profiles that are shown, for a subtitle; empty without one."""
+    said = []
     if evidence.run is not None and not evidence.measured.is_empty():
         row = evidence.measured.row(0, named=True)
-        return (
+        said.append(
             f"{row['model']} on {row['hardware']}, {row['ep_size']} ranks, {row['requests_per_rank']} requests per "
             f"rank, {row['context_tokens']:,} tokens; {live.description(evidence.run)}"
         )
-    return f"model: {params.profile_model}, hardware: {params.profile_hardware}" if params.profile_path else ""
+    if params.profile_path:
+        own = f"model: {params.profile_model}, hardware: {params.profile_hardware}"
+        said.append(f"your profile: {own}" if said else own)
+    return "; ".join(said)
 
 
 def comparison(components: pl.DataFrame, params: Params) -> pl.DataFrame:
@@ -363,8 +382,11 @@ def compare(components: pl.DataFrame, pair: tuple[str, str] = _STAGES) -> pl.Dat
 
     Returns:
         component, before_us, after_us, difference_us (after − before), before_share_percent, after_share_percent,
-        origin "derived", source; the components in their order, ``unassigned`` last.
+        origin "derived", source, missing_reason where a run's times per forward pass are not known; the components in
+        their order, ``unassigned`` last.
     """
+    unknown = [name for name in pair if components.filter(pl.col("run") == name)["kernel_us"].null_count()]
+    reason = f"no difference: the forward passes of {' and '.join(unknown)} are not given" if unknown else None
     before, after = (
         components.filter(pl.col("run") == name).select(
             "component",
@@ -383,7 +405,16 @@ def compare(components: pl.DataFrame, pair: tuple[str, str] = _STAGES) -> pl.Dat
         "after_share_percent",
         pl.lit("derived").alias("origin"),
         pl.concat_str("before_source", "after_source", separator=", ").alias("source"),
+        pl.lit(reason, pl.String).alias("missing_reason"),
     )
+
+
+def why_no_difference(evidence: Evidence) -> str:
+    """Why two runs cannot be compared in time; empty where they can."""
+    if evidence.comparison.is_empty():
+        return "one profile or none: no second run to compare with"
+    reason = evidence.comparison["missing_reason"][0]
+    return f"{reason}; set nsight_forwards" if reason else ""
 
 
 def _over_runs(
@@ -398,7 +429,12 @@ def _over_runs(
         source = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} other ranks"
         frames.append(
             sort(over_ranks(run.kernels, params.rank_statistic))
-            .with_columns(pl.lit(name).alias("run"), pl.lit("measured").alias("origin"), pl.lit(source).alias("source"))
+            .with_columns(
+                pl.lit(name).alias("run"),
+                pl.lit("measured").alias("origin"),
+                pl.lit(source).alias("source"),
+                pl.lit(run.kernels["missing_reason"][0], pl.String).alias("missing_reason"),
+            )
             .select(columns)
         )
     return pl.concat(frames) if frames else vocabulary.frame(columns)

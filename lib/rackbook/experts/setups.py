@@ -15,6 +15,8 @@ from rackbook.experts.popularity import HOLD_STEPS, Router, calibrated
 from rackbook.experts.replay import Eplb, Replay, replay
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from rackbook.experts.popularity import Family
     from rackbook.experts.replay import Block
     from rackbook.experts.uniform import Batch, Part
@@ -59,29 +61,38 @@ class Setup:
         return replay(self.blocks, self.num_steps, self.eplb, rng=np.random.default_rng([self.seed, 1]))
 
     def before(self) -> float:
-        """The source's balancedness without EPLB, over all steps."""
-        return self.without.balancedness(0)
+        """The source's balancedness without EPLB; this and the next three are over the same steps."""
+        return float(self.without.per_layer_step[self.without.steps >= self._judged_from].mean())
 
     def after(self) -> float:
-        """The source's balancedness with EPLB, over all steps after the first rearrangement."""
-        return float(self.balanced.per_layer_step[self.balanced.period > 0].mean())
+        """The source's balancedness with EPLB."""
+        return float(self.balanced.per_layer_step[self.balanced.steps >= self._judged_from].mean())
 
     def bound(self) -> float:
         """What no placement into these slots exceeds, even if it were chosen anew for every layer and step."""
-        tokens = np.concatenate([block.tokens for block in self.blocks])
         slots = self.batch.num_experts + self.eplb.num_redundant
-        return float(greatest_balancedness(tokens, slots, self.eplb.num_ranks).mean())
+        return float(greatest_balancedness(self._judged_tokens, slots, self.eplb.num_ranks).mean())
 
     def hindsight(self) -> float:
-        """One placement for all steps after the first rearrangement, made with their load in hand."""
-        first = self.eplb.first_step
-        starts = np.cumsum([0, *(block.num_steps for block in self.blocks)])[:-1]
-        later = [block for start, block in zip(starts, self.blocks, strict=True) if start >= first]
-        total = np.sum([block.total for block in later], axis=0)
+        """One placement for all of these steps, made with their load in hand."""
+        total = np.sum([block.total for block in self._judged], axis=0)
         placement = place(total, self.batch.num_experts + self.eplb.num_redundant, self.eplb.num_ranks)
-        tokens = np.concatenate([block.tokens for block in later])
-        by_rank = placement.rank_loads(tokens, np.random.default_rng([self.seed, 2]))
+        by_rank = placement.rank_loads(self._judged_tokens, np.random.default_rng([self.seed, 2]))
         return float(balancedness_per_layer_step(by_rank).mean())
+
+    @property
+    def _judged_from(self) -> int:
+        """The step from which the first rearrangement serves."""
+        return self.eplb.first_step + self.eplb.delay_steps
+
+    @property
+    def _judged(self) -> list[Block]:
+        starts = np.cumsum([0, *(block.num_steps for block in self.blocks)])[:-1]
+        return [block for start, block in zip(starts, self.blocks, strict=True) if start >= self._judged_from]
+
+    @property
+    def _judged_tokens(self) -> NDArray[np.integer]:
+        return np.concatenate([block.tokens for block in self._judged])
 
     def source(self) -> str:
         """What the numbers come from, for the column."""

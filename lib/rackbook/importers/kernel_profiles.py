@@ -25,6 +25,9 @@ from rackbook.tables import schema
 
 SUFFIX = ".kernels.json"
 _RANK_FILE = re.compile(r"(?P<case>.+)\.rank(?P<rank>\d+)\.kernels\.json")
+NO_FORWARDS = "the forward passes of this Nsight recording are not given, so only its shares are known"
+"""Why times per forward pass are missing."""
+
 _NAME, _TOTAL, _CALLS = "Name", "Total Time (ns)", "Instances"
 
 Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -62,7 +65,7 @@ class _Summary(BaseModel):
 
 
 def read_kernel_profiles(
-    path: str | Path, *, stage: str | None, hardware: str, model: str, nsight_forwards: int
+    path: str | Path, *, stage: str | None, hardware: str, model: str, nsight_forwards: int | None
 ) -> KernelProfiles:
     """Read the profile of one run.
 
@@ -72,11 +75,11 @@ def read_kernel_profiles(
         stage: "before" or "after" if this is one of two runs to compare, None if it stands alone.
         hardware: what was profiled, as far as it is known.
         model: the model that ran.
-        nsight_forwards: forward passes in an Nsight recording, whose times and calls are totals; ``kernels.json``
-            gives both per forward pass already.
+        nsight_forwards: forward passes in an Nsight recording, whose times and calls are totals; None if it is not
+            known, then only the shares of the kernels are. ``kernels.json`` gives both per forward pass already.
 
     Returns:
-        Times per forward pass, origin "measured".
+        Times per forward pass, null with a missing_reason where they are not known, and shares; origin "measured".
 
     Raises:
         DataError: no such file or case, several cases in a folder, or a file of another format or with a bad field;
@@ -97,9 +100,17 @@ def read_kernel_profiles(
         total_us = sum(microseconds for microseconds, _ in merged.values())
         if total_us == 0:
             raise DataError(f"{shown(file)}: all kernels take no time at all, got {len(merged)} kernels of 0 µs")
-        files.append(common | summary | {"kernel_sum_us": total_us, "num_kernels": len(merged)})
+        known = summary["num_forwards"] is not None
+        files.append(common | summary | {"kernel_sum_us": total_us if known else None, "num_kernels": len(merged)})
         kernels += [
-            common | {"kernel": name, "kernel_us": microseconds, "calls_per_forward": calls}
+            common
+            | {
+                "kernel": name,
+                "kernel_us": microseconds if known else None,
+                "calls_per_forward": calls if known else None,
+                "recording_share_percent": min(100.0, 100 * microseconds / total_us),
+                "missing_reason": None if known else NO_FORWARDS,
+            }
             for name, (microseconds, calls) in sorted(merged.items(), key=lambda item: (-item[1][0], item[0]))
         ]
     where = shown(Path(path))
@@ -131,8 +142,8 @@ def _files(path: Path) -> list[Path]:
     return [file for _, file in sorted(ranks)]
 
 
-def _read(file: Path, nsight_forwards: int) -> tuple[dict[str, object], list[tuple[str, float, float]]]:
-    """The file's own row, and (name, µs, calls) of each kernel, per forward pass."""
+def _read(file: Path, nsight_forwards: int | None) -> tuple[dict[str, object], list[tuple[str, float, float]]]:
+    """The file's own row, and (name, µs, calls) of each kernel: per forward pass, or in all if that is not known."""
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -164,7 +175,9 @@ def _read_bench_forward(text: str, name: str) -> tuple[dict[str, object], list[t
     return summary, [(kernel.name, kernel.us, float(kernel.calls)) for kernel in found.kernels]
 
 
-def _read_nsight(text: str, name: str, forwards: int) -> tuple[dict[str, object], list[tuple[str, float, float]]]:
+def _read_nsight(
+    text: str, name: str, forwards: int | None
+) -> tuple[dict[str, object], list[tuple[str, float, float]]]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
     rows: list[tuple[str, float, float]] = []
@@ -181,7 +194,7 @@ def _read_nsight(text: str, name: str, forwards: int) -> tuple[dict[str, object]
                         )
                 continue
             if cells:
-                rows.append(_nsight_row(cells, header, f"{name}, row {reader.line_num}", forwards))
+                rows.append(_nsight_row(cells, header, f"{name}, row {reader.line_num}", forwards or 1))
     except csv.Error as problem:
         raise DataError(f"{name}, row {reader.line_num}: not a readable CSV: {problem}") from None
     if header is None:
@@ -194,7 +207,8 @@ def _read_nsight(text: str, name: str, forwards: int) -> tuple[dict[str, object]
     summary = {
         "profile_format": "Nsight",
         "num_forwards": forwards,
-        "missing_reason": "an Nsight kernel summary has no time line, so neither span nor what ran before the forward",
+        "missing_reason": "an Nsight kernel summary has no time line, so neither span nor what ran before the forward"
+        + ("" if forwards else f"; {NO_FORWARDS}"),
     }
     return summary, rows
 

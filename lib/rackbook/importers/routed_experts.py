@@ -220,7 +220,7 @@ def read_answers_file(path: Path, *, num_experts: int, layers: Sequence[int] | N
     if not path.is_file():
         raise DataError(f"{where}: no such file, expected one answer per line")
     answers = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):  # JSON may hold U+2028
         if not line.strip():
             continue
         try:

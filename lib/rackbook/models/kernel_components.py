@@ -162,12 +162,14 @@ def over_ranks(kernels: pl.DataFrame, statistic: str) -> pl.DataFrame:
         statistic: "min", "median" or "max" over the ranks.
 
     Returns:
-        kernel (short name), kernel_us, calls_per_forward (median over the ranks), longest first.
+        kernel (short name), kernel_us, calls_per_forward (median over the ranks), step_share_percent (of the time of
+        all kernels), longest first. Times and calls are null where the run's are: then shares are all that is known.
 
     Raises:
         DataError: columns are missing, or the statistic is unknown.
     """
-    require(kernels, ("kernel", "rank", "kernel_us", "calls_per_forward"), "over_ranks")
+    counted = ("kernel_us", "calls_per_forward", "recording_share_percent")
+    require(kernels, ("kernel", "rank", *counted), "over_ranks")
     if statistic not in STATISTICS:
         raise DataError(f"statistic over ranks: got {statistic!r}, allowed: {', '.join(STATISTICS)}")
     names = {name: short_name(name) for name in kernels["kernel"].unique().sort()}
@@ -177,20 +179,27 @@ def over_ranks(kernels: pl.DataFrame, statistic: str) -> pl.DataFrame:
             pl.col("kernel").replace_strict(names, return_dtype=pl.String), pl.col("rank").fill_null(0)
         )
         .group_by("kernel", "rank")
-        .agg(pl.col("kernel_us", "calls_per_forward").sum())
+        .agg(pl.col(counted).sum())
     )
     every = per_rank.select(pl.col("kernel").unique()).join(per_rank.select(pl.col("rank").unique()), how="cross")
-    time = pl.col("kernel_us")
+    known = _known(kernels)
+    time = pl.col("kernel_us" if known else "recording_share_percent")
     return (
         every.join(per_rank, on=["kernel", "rank"], how="left")
-        .with_columns(pl.col("kernel_us", "calls_per_forward").fill_null(0.0))
+        .with_columns(pl.col(counted).fill_null(0.0))
         .sort("kernel", "rank")
         .group_by("kernel", maintain_order=True)
         .agg(
-            {"min": time.min(), "median": time.median(), "max": time.max()}[statistic],
+            {"min": time.min(), "median": time.median(), "max": time.max()}[statistic].alias("time"),
             pl.col("calls_per_forward").median(),
         )
-        .sort("kernel_us", "kernel", descending=[True, False])
+        .sort("time", "kernel", descending=[True, False])
+        .select(
+            "kernel",
+            _if(known, pl.col("time")).alias("kernel_us"),
+            _if(known, pl.col("calls_per_forward")).alias("calls_per_forward"),
+            (100 * pl.col("time") / pl.col("time").sum()).alias("step_share_percent"),
+        )
     )
 
 
@@ -204,17 +213,18 @@ def by_component(kernels: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
         patterns: the components.
 
     Returns:
-        component, part_of_step, kernel_us, step_share_percent, num_kernels; one row per component of ``patterns`` in
-        their order, also where it has no kernel, then ``unassigned``.
+        component, part_of_step, kernel_us (null if the kernels' are), step_share_percent, num_kernels; one row per
+        component of ``patterns`` in their order, also where it has no kernel, then ``unassigned``.
     """
+    times = ("kernel_us", "step_share_percent")
     assigned = kernels.with_columns(_component(kernels, patterns))
-    found = assigned.group_by("component").agg(pl.col("kernel_us").sum(), pl.len().cast(pl.Int64).alias("num_kernels"))
+    found = assigned.group_by("component").agg(pl.col(times).sum(), pl.len().cast(pl.Int64).alias("num_kernels"))
     components = [*patterns.names, UNASSIGNED]
     return (
         pl.DataFrame({"component": components, "part_of_step": [patterns.part(name) for name in components]})
         .join(found, on="component", how="left", maintain_order="left")
-        .with_columns(pl.col("kernel_us").fill_null(0.0), pl.col("num_kernels").fill_null(0))
-        .with_columns((100 * pl.col("kernel_us") / pl.col("kernel_us").sum()).alias("step_share_percent"))
+        .with_columns(pl.col(times).fill_null(0.0), pl.col("num_kernels").fill_null(0))
+        .with_columns(_if(_known(kernels), pl.col("kernel_us")).alias("kernel_us"))
         .select("component", "part_of_step", "kernel_us", "step_share_percent", "num_kernels")
     )
 
@@ -229,11 +239,8 @@ def unassigned(kernels: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
     Returns:
         kernel, kernel_us, step_share_percent (of the time of all kernels), calls_per_forward.
     """
-    total = kernels["kernel_us"].sum()
     return (
-        kernels.with_columns(
-            _component(kernels, patterns), (100 * pl.col("kernel_us") / total).alias("step_share_percent")
-        )
+        kernels.with_columns(_component(kernels, patterns))
         .filter(pl.col("component") == UNASSIGNED)
         .select("kernel", "kernel_us", "step_share_percent", "calls_per_forward")
     )
@@ -241,3 +248,12 @@ def unassigned(kernels: pl.DataFrame, patterns: Patterns) -> pl.DataFrame:
 
 def _component(kernels: pl.DataFrame, patterns: Patterns) -> pl.Series:
     return pl.Series("component", [patterns.of(kernel) for kernel in kernels["kernel"]], dtype=pl.String)
+
+
+def _known(kernels: pl.DataFrame) -> bool:
+    """Whether times per forward pass are; they are of all kernels of a run or of none."""
+    return kernels["kernel_us"].null_count() == 0
+
+
+def _if(known: bool, amount: pl.Expr) -> pl.Expr:
+    return amount if known else pl.lit(None, pl.Float64)

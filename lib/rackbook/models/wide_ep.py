@@ -49,10 +49,12 @@ def weights_by_reading(form: EpScaling, checkpoint: Checkpoint, bandwidth: float
         bandwidth: memory bandwidth of one GPU in TB/s, at which b is read.
 
     Returns:
-        reading, weight_part, gib_per_gpu, origin, source, formula.
+        reading, weight_part, gib_per_gpu, origin, source, formula; a rest only where the experts leave one.
     """
     printed, num_gpus = weights_per_gpu()
     shared = form.shared_ms * 1e-3 * bandwidth * 1e12 / num_gpus / GIB
+    rest = printed - shared
+    left = "and what is left of the printed" if rest > 0 else "more than all that is printed"
 
     def rows(reading: str, parts: dict[str, float], source: str, formula: str, origin: str = "derived"):
         return [
@@ -79,8 +81,8 @@ def weights_by_reading(form: EpScaling, checkpoint: Checkpoint, bandwidth: float
                 f"{sharded}; scales of the experts only",
             ),
             *rows(
-                f"b read at {bandwidth:g} TB/s, and what is left of the printed",
-                {"experts": shared, "rest of the sum": printed - shared},
+                f"b read at {bandwidth:g} TB/s, {left}",
+                {"experts": shared} | ({"rest of the sum": rest} if rest > 0 else {}),
                 "S1+S2+vendor-hardware",
                 f"b × {bandwidth:g} TB/s ÷ {num_gpus}",
             ),
