@@ -100,7 +100,7 @@ def test_the_numbers_of_the_model_fit_each_other():
         ("gb200", 8.0, None, None, None),
         ("b300", 8.0, 288, 8, None),
         ("gb300", 8.0, 288, None, 72),
-        ("h200", 4.8, None, None, None),
+        ("h200", 4.8, 141, None, None),
     ],
 )
 def test_the_hardware_has_the_stated_numbers_and_a_reason_for_the_others(name, bandwidth, capacity, node, rack):
@@ -116,7 +116,7 @@ def test_a_number_that_several_sources_print_is_looked_up_in_another_one():
     assert catalog.model(MODEL).experts.top_k.elsewhere("S2").source == "S1"
     assert catalog.model(MODEL).draft.top_k.elsewhere("S1").source == "vllm-recipe"
     assert catalog.model(MODEL).hidden_size.elsewhere("vllm-recipe") is None
-    assert catalog.hardware("h200").hbm_gb.elsewhere("S1") is None
+    assert catalog.hardware("b200").hbm_gb.elsewhere("S1") is None
     other = {"value": 7, "source": "S2", "locator": "seven"}
     fact = Fact[int](value=6, unit="experts", source="S1", locator="six", also=[other])
     assert (fact.elsewhere("S1").value, fact.elsewhere("S2").value) == (7, 6), "they may differ"
@@ -130,7 +130,7 @@ def test_a_number_that_several_sources_print_is_looked_up_in_another_one():
 
 def test_arithmetic_on_a_missing_number_is_refused_with_the_reason():
     with pytest.raises(DataError, match="a value in GB is missing: no source of this project gives it"):
-        _ = catalog.hardware("h200").hbm_gb.known
+        _ = catalog.hardware("b200").hbm_gb.known
 
 
 def test_the_prices_double_in_peak_hours():

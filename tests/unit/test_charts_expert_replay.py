@@ -68,10 +68,10 @@ def test_memory_names_what_the_printed_figures_need():
     spec = check_chart(charts.balancedness_by_memory(points, STATES, subtitle="s"), name="balancedness_by_memory")
     # 0.80, 0.85, 0.90, 0.95 against 0.94; 0.75, 0.80, 0.85, 0.90 against 0.89
     assert spec["title"]["text"] == (
-        "The printed figures need preferences that last 10,000,000 steps (target), 10,000,000 steps (draft)"
+        "Least memory that comes to the printed figures: 10,000,000 steps (target), 10,000,000 steps (draft)"
     )
     short = charts.balancedness_by_memory(points.filter(pl.col("memory_steps") < 1e6), STATES, subtitle="s")
-    assert "last more steps (target)" in short.to_dict()["title"]["text"]
+    assert "not reached here (target), not reached here (draft)" in short.to_dict()["title"]["text"]
 
 
 def test_redundancy_and_its_bound():
@@ -84,7 +84,9 @@ def test_ep_size():
     spec = check_chart(
         charts.balancedness_by_ep_size(swept("num_ranks", [4, 8]), subtitle="s"), name="balancedness_by_ep_size"
     )
-    assert spec["title"]["text"].endswith("0.30 → 0.85 (target), 0.30 → 0.80 (draft) on 8 ranks")
+    assert spec["title"]["text"] == (
+        "Balancedness on 8 ranks, without → with EPLB: 0.30 → 0.85 (target), 0.30 → 0.80 (draft)"
+    )
     assert "log scale" in str(spec)
 
 
@@ -123,6 +125,7 @@ def test_cost():
     assert spec["title"]["text"] == (
         "A balancedness of 0.35 costs 10.0 ms if all of the MoE time waits, 8.0 ms if part of it"
     )
+    assert "axis does not start at 0" in str(spec)
 
 
 def test_places():
