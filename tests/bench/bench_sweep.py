@@ -18,6 +18,7 @@ from rackbook.locations import NOTEBOOKS
 from rackbook.suite import inputs, store
 from rackbook.suite.notebooks import discover
 from rackbook.suite.sweeps import read
+from rackbook.suite.tracing import state
 
 RACKBOOK = Path(sys.executable).parent / "rackbook"
 NOTEBOOK = "11_single_user"
@@ -77,10 +78,10 @@ def all_done(folder: Path) -> Path:
     results.prepare()
     trace = folder / "trace.json"
     package = Path(inputs.__file__).parents[1]
-    seen = {"modules": [str(p) for p in package.rglob("*.py")], "read": [str(p) for p in package.glob("*.py")]}
-    trace.write_text(json.dumps(seen))
+    trace.write_text(json.dumps({str(p): state(p) for p in package.rglob("*.py")}))
     first = executions[0]
-    listed = inputs.manifest(trace, first.notebook, first.parameters, results.digests, time.time() + 1)
+    earlier = inputs.before(first.notebook, first.parameters)
+    listed = inputs.manifest(trace, first.notebook, first.parameters, results.digests, earlier)
     name = inputs.name_of(listed)
     results._keep_manifest(name, listed)
     outcome = {

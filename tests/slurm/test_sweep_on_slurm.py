@@ -152,7 +152,7 @@ def test_a_live_notebook_reaches_all_nodes_of_its_allocation_and_its_gpus(held):
         "found = subprocess.run(['srun', '-N2', '-n2', 'printenv', 'SLURM_NODEID'], capture_output=True, text=True)\n"
         "print(sorted(found.stdout.split()), os.environ['SLURM_GPUS_ON_NODE'], os.environ['SLURM_JOB_NUM_NODES'])"
     )
-    sweep = held(options="[slurm]\nnodes = 2\ngpus_per_node = 2\npartition = 'urgent'", cell=cell)
+    sweep = held(options="gpus = 4\n[slurm]\nnodes = 2\npartition = 'urgent'", cell=cell)
     sweep.hold.unlink()
     sweep.start()
     status, _, said = sweep.end()
@@ -160,6 +160,55 @@ def test_a_live_notebook_reaches_all_nodes_of_its_allocation_and_its_gpus(held):
     (folder,) = survival.complete(sweep.out)
     streams = [o for c in load_json(folder / "notebook.ipynb")["cells"] for o in c.get("outputs", []) if "text" in o]
     assert "".join(streams[0]["text"]).strip() == "['0', '1'] 2 2"
+
+
+TWO_NODES = """\
+name = "two nodes"
+hardware = "gb300"
+compute_capability = "10.3"
+hosts = 2
+gpus_per_host = 2
+recipe = "deepseek-v4.1-flash-gb300"
+[launcher]
+kind = "slurm"
+"""
+
+MIXED = """\
+[[sweep]]
+notebooks = ["01"]
+cluster = "two.toml"
+set = { source = "measure", measured_ranks = 4 }
+[[sweep]]
+notebooks = ["14"]
+"""
+
+
+def test_a_measurement_has_the_nodes_of_its_plan_and_what_wants_no_gpu_has_one(cluster, tmp_path):
+    (tmp_path / "two.toml").write_text(TWO_NODES)
+    (tmp_path / "suite.toml").write_text(MIXED)
+    options = ("--executor", "slurm", "--detach", "--nodes", "1")
+    try:
+        status, _, said = small_sweep.run(
+            "sweep", tmp_path / "suite.toml", "--out", tmp_path / "out", *options, environment=cluster.environment
+        )
+        assert status == 3, said
+        told = cluster.run("squeue", "-h", "-r", "--user", cluster.user, "-o", "%j %D %b %h").splitlines()
+        shapes = sorted(line.split()[1:] for line in told if line.startswith("suite-"))
+    finally:
+        cluster.run("scancel", "--user", cluster.user, check=False)
+    assert [(nodes, gpus.rpartition(":")[2], shared) for nodes, gpus, shared in shapes] == [
+        ("1", "N/A", "OK"), ("2", "2", "NO"),
+    ]  # fmt: skip
+
+
+def test_an_array_that_slurm_does_not_take_leaves_the_others_alone(held):
+    sweep = held(options="", seeds="[1]\n[[sweep]]\nnotebooks = ['01']\ngpus = 4\nseeds = [2]")
+    sweep.hold.unlink()
+    sweep.start()
+    status, printed, said = sweep.end()
+    assert (status, printed.splitlines()[0]) == (3, "1 of 2 executions complete, 1 not"), said
+    assert "01_one: Slurm did not take the jobs: sbatch: error: " in said
+    assert sorted(sweep.index()["status"]) == ["done", "waiting"]
 
 
 def test_a_measurement_has_its_node_for_itself(held):

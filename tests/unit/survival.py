@@ -69,8 +69,18 @@ def kill_five_times(arguments: tuple[str, ...], out: Path, environment: dict[str
 
     Executions are held until some are at work, so that the sweep is never over before it can be killed.
     """
-    draws = random.Random(seed)
     hold = out.parent / HOLD
+    try:
+        _kill_five_times(arguments, out, environment, mark, random.Random(seed), hold)
+    except BaseException:
+        hold.unlink(missing_ok=True)
+        _kill(processes_with(mark))
+        raise
+
+
+def _kill_five_times(
+    arguments: tuple[str, ...], out: Path, environment: dict[str, str], mark: str, draws: random.Random, hold: Path
+) -> None:
     for kind, moment in zip(draws.sample(KINDS, 5), draws.sample(MOMENTS, 5), strict=True):
         hold.touch()
         run = small_sweep.start(*arguments, environment=environment)

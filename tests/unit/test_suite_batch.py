@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -138,6 +139,18 @@ def test_a_long_temporary_folder_does_not_cost_the_sockets(tmp_path, monkeypatch
         assert kernels.connection(Path(scratch) / "01" / "1")["transport"] == "ipc"
 
 
+def test_scratch_of_killed_runs_goes_with_the_next_one_and_that_of_living_ones_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "scratch_base", lambda: tmp_path)
+    for name in ("rb-killed", "another"):
+        (tmp_path / name / "01").mkdir(parents=True)
+        (tmp_path / name / "lock").touch()
+    with kernels.scratch_folder() as alive, kernels.scratch_folder() as other:
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+            ["another", Path(alive).name, Path(other).name]
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["another"]
+
+
 def test_the_kernel_environment_puts_this_python_first_and_keeps_the_rest():
     found = kernels.environment({"JUPYTER_PATH": "/elsewhere", "X": "1"})
     assert found["JUPYTER_PATH"].split(os.pathsep) == [str(Path(sys.prefix) / "share" / "jupyter"), "/elsewhere"]
@@ -233,7 +246,9 @@ def test_progress_on_a_terminal_is_a_bar_with_the_time_and_what_runs():
     with os.fdopen(terminal, "w") as stream:
         progress = Progress(2, stream)
         progress.started("01_one")
-        shown = os.read(master, 10_000).decode()
+        shown = ""
+        while "01_one" not in shown and select.select([master], [], [], 30)[0]:
+            shown += os.read(master, 10_000).decode()
         progress.close()
     os.close(master)
-    assert re.search(r"0/2 \| +\| 00:00, 01_one", shown)
+    assert re.search(r"0/2 \| +\| 00:\d\d, 01_one", shown)

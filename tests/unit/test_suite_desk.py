@@ -15,7 +15,7 @@ from rackbook.errors import RackbookError
 from rackbook.suite import local, store, sweep_plan
 from rackbook.suite.executions import MACHINE, Execution, Limits
 from rackbook.suite.leases import VISIBLE, Leases
-from rackbook.suite.notebooks import read
+from rackbook.suite.notebooks import discover, read, select
 from rackbook.suite.progress import Progress
 
 LIVE = """\
@@ -141,34 +141,98 @@ def test_more_gpus_than_there_are_is_an_error_before_anything_runs(one, tmp_path
         local.run(wants, store.Store(tmp_path), jobs=1, gpus=["0", "1"])
 
 
+@pytest.fixture
+def planned(monkeypatch):
+    """Let a plan be found for the live notebook; there is no allocation of Slurm's around this process."""
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.setattr(plans, "TOPICS", ("one",))
+    monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
+
+    def make(*, kind: str = "local", gpus: int = 8, minutes: float = 10.0, hosts: int = 1, servers: bool = False):
+        found = SimpleNamespace(
+            num_gpus=gpus, gpu_minutes=gpus * minutes, minutes=minutes,
+            cluster=SimpleNamespace(launcher=SimpleNamespace(kind=kind), num_gpus_per_host=4 if gpus else 0),
+            processes=[SimpleNamespace(host_index=number) for number in range(hosts)],
+            stages=[SimpleNamespace(services=("server",) if servers else ())],
+        )  # fmt: skip
+        monkeypatch.setattr(plans, "plan", lambda *_: found)
+
+    return make
+
+
 @pytest.mark.parametrize(
-    ("kind", "gpus", "exclusive"), [("local", 8, "machine"), ("local", 0, "machine"), ("slurm", 32, "cluster here")]
+    ("kind", "gpus", "exclusive", "note"),
+    [
+        ("local", 4, "machine", "on here, ended after 30 min"),
+        ("local", 0, "machine", "on here, ended after 30 min"),
+        ("torchrun", 8, "cluster here", "on here, 2 hosts, ended after 30 min"),
+        ("slurm", 32, "cluster here", "on here, 8 hosts, ended after 168 h, Slurm's queue included"),
+    ],
 )
 def test_the_plan_of_a_live_notebook_says_its_gpus_minutes_and_what_it_needs_alone(
-    one, monkeypatch, kind, gpus, exclusive
+    one, planned, kind, gpus, exclusive, note
 ):
-    found = SimpleNamespace(
-        num_gpus=gpus, gpu_minutes=gpus * 10.0, minutes=10.0,
-        cluster=SimpleNamespace(launcher=SimpleNamespace(kind=kind)),
-    )  # fmt: skip
-    monkeypatch.setattr(plans, "TOPICS", ("one",))
-    monkeypatch.setattr(plans, "plan", lambda *_: found)
-    monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
+    planned(kind=kind, gpus=gpus)
     live = execution(one, 1, source="measure")
     (step, still) = sweep_plan.steps([live, execution(one, 2)], {live.request: Path()})
-    assert (step.done, step.gpu_minutes, step.note) == (True, gpus * 10.0, "on here, ended after 30 min")
+    assert (step.done, step.gpu_minutes, step.note) == (True, gpus * 10.0, note)
     assert (step.execution.limits.gpus, step.execution.limits.exclusive) == (gpus, exclusive)
     assert (still.gpu_minutes, still.execution.limits) == (0.0, Limits())
 
 
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "given", "shape"),
+    [
+        (32, 1, 0, (8, 4)),
+        (4, 1, 0, (1, 4)),
+        (44, 11, 0, (11, 4)),
+        (8, 1, 10, (3, 4)),
+        (0, 1, 0, (1, 0)),
+        (4, 2, 0, (2, 4)),
+    ],
+)
+def test_a_plan_has_the_hosts_that_it_names_and_as_many_as_its_gpus_fill(one, planned, gpus, hosts, given, shape):
+    planned(gpus=gpus, hosts=hosts)
+    (step,) = sweep_plan.steps([execution(one, 1, source="measure", limits=Limits(gpus=given))], {})
+    assert (step.execution.limits.hosts, step.execution.limits.gpus_per_host) == shape
+
+
+def test_real_plans_on_a_rack_have_its_trays():
+    found = {}
+    for each in select(["01", "09", "11"], discover()):
+        live = Execution(each, {"source": "measure", "cluster": "gb300-nvl72"}, {}, 1, Limits())
+        (step,) = sweep_plan.steps([live], {}, in_job=True)
+        found[each.name[:2]] = (step.execution.limits.hosts, step.execution.limits.gpus_per_host)
+    assert found == {"01": (8, 4), "09": (11, 4), "11": (1, 4)}
+
+
+def test_time_in_slurms_queue_is_no_time_of_the_measurement(one, planned, monkeypatch):
+    planned(kind="slurm", minutes=60.0)
+    live = execution(one, 1, source="measure")
+
+    def limit_s(**options) -> float:
+        return sweep_plan.steps([live], {}, **options)[0].execution.limits.timeout_s
+
+    assert limit_s() > 24 * 3600
+    assert limit_s(in_job=True) == 7200.0
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "tray[1-8]")
+    assert limit_s() == 7200.0
+
+
+def test_servers_on_slurm_need_an_allocation_before_anything_starts(one, planned, monkeypatch):
+    planned(kind="slurm", servers=True)
+    live = execution(one, 1, source="measure")
+    with pytest.raises(RackbookError, match="01_one seed=1: its servers on here need an allocation.*--executor slurm"):
+        sweep_plan.steps([live], {})
+    assert sweep_plan.steps([live], {live.request: Path()})[0].done  # what is there needs nothing
+    assert sweep_plan.steps([live], {}, in_job=True)[0].execution.limits.timeout_s == 1800.0
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "tray1")
+    assert sweep_plan.steps([live], {})[0].execution.limits.timeout_s == 1800.0
+
+
 @pytest.mark.parametrize(("given_s", "limit_s"), [(1800.0, 12960.0), (20_000.0, 20_000.0)])
-def test_a_measurement_has_twice_the_time_of_its_plan_unless_more_is_given(one, monkeypatch, given_s, limit_s):
-    found = SimpleNamespace(
-        num_gpus=8, gpu_minutes=864.0, minutes=108.0, cluster=SimpleNamespace(launcher=SimpleNamespace(kind="local"))
-    )
-    monkeypatch.setattr(plans, "TOPICS", ("one",))
-    monkeypatch.setattr(plans, "plan", lambda *_: found)
-    monkeypatch.setattr("rackbook.experiments.load", lambda _: SimpleNamespace(Params=dict))
+def test_a_measurement_has_twice_the_time_of_its_plan_unless_more_is_given(one, planned, given_s, limit_s):
+    planned(minutes=108.0)
     live = execution(one, 1, source="measure", limits=Limits(timeout_s=given_s))
     (step,) = sweep_plan.steps([live], {})
     assert step.execution.limits.timeout_s == limit_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import shutil
 
 import pytest
 from small_notebooks import notebook
@@ -12,6 +12,7 @@ from small_notebooks import notebook
 from rackbook.errors import DataError
 from rackbook.suite import inputs
 from rackbook.suite.notebooks import load_json, read
+from rackbook.suite.tracing import state
 
 
 @pytest.fixture
@@ -24,21 +25,22 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "_RUNNER", tmp_path / "lib" / "rackbook" / "suite")
     notebook(tmp_path, "01_one")
     (tmp_path / "mine.csv").write_text("1")
-    seen = {
-        "modules": [str(tmp_path / "lib/rackbook" / name) for name in ("a.py", "suite/pool.py")],
-        "read": [str(tmp_path / "data" / "a.csv"), str(tmp_path / "elsewhere.csv")],
-    }
-    (tmp_path / "trace.json").write_text(json.dumps(seen))
-    for path in tmp_path.rglob("*"):
-        os.utime(path, (time.time() - 100,) * 2)
+    trace(tmp_path, "lib/rackbook/a.py", "lib/rackbook/suite/pool.py", "data/a.csv", "elsewhere.csv")
     return tmp_path
 
 
-def made(place, parameters=None, started=None):
+def trace(place, *names):
+    """What a kernel leaves that has just read these."""
+    (place / "trace.json").write_text(json.dumps({str(place / name): state(place / name) for name in names}))
+
+
+def made(place, parameters=None, meanwhile=lambda: None, digests=None):
+    """The manifest of an execution during which something may happen."""
     nb = read(place / "01_one.ipynb")
     values = {p.name: p.default for p in nb.parameters} | (parameters or {})
-    found = inputs.manifest(place / "trace.json", nb, values, inputs.Digests(), started or time.time() - 50)
-    return found, nb, values
+    earlier = inputs.before(nb, values)
+    meanwhile()
+    return inputs.manifest(place / "trace.json", nb, values, digests or inputs.Digests(), earlier), nb, values
 
 
 def still_current(found, nb, values) -> bool:
@@ -98,14 +100,14 @@ def test_a_cluster_file_of_the_user_counts_and_so_does_the_recipe_that_it_names(
     (place / "own").mkdir()
     (place / "own" / "recipe.toml").write_text("a")
     at = {"cluster": str(place / "mine.toml")}
-    found, nb, values = made(place, at, started=time.time() + 1)
+    found, nb, values = made(place, at)
     assert still_current(found, nb, values)
     (place / "own" / "recipe.toml").write_text("b")
     assert not still_current(found, nb, values)
-    found, nb, values = made(place, at, started=time.time() + 1)
+    found, nb, values = made(place, at)
     (place / "mine.toml").write_text('recipe = "deepseek-v4.1-flash-b200"')
     assert not still_current(found, nb, values)
-    found, nb, values = made(place, at, started=time.time() + 1)
+    found, nb, values = made(place, at)
     assert len(found["files"]["cluster"]) == 1
     (place / "mine.toml").unlink()
     assert not still_current(found, nb, values)
@@ -116,8 +118,7 @@ def test_the_compiler_of_the_simulations_is_among_the_versions():
 
 
 def test_a_new_file_in_a_folder_that_was_listed_is_a_change(place):
-    seen = json.loads((place / "trace.json").read_text())
-    (place / "trace.json").write_text(json.dumps(seen | {"read": [str(place / "data")]}))
+    trace(place, "data")
     found, nb, values = made(place)
     assert list(found["data"]) == ["./"]
     assert still_current(found, nb, values)
@@ -143,10 +144,57 @@ def test_another_version_of_a_package_is_a_change(place, monkeypatch):
     assert not still_current(found, nb, values)
 
 
-def test_what_changed_while_it_ran_makes_the_result_out_of_date_at_once(place):
+def replaced(path, content):
+    """Let another file of the same size take a file's place, with the time of the old one, as rsync and tar do."""
+    assert len(content) == path.stat().st_size
+    other = path.with_name("other")
+    other.write_text(content)
+    shutil.copystat(path, other)
+    other.replace(path)
+
+
+@pytest.mark.parametrize("name", ["data/a.csv", "lib/rackbook/a.py", "mine.csv", "01_one.ipynb"])
+@pytest.mark.parametrize("change", ["written", "replaced"])
+def test_what_changed_while_it_ran_is_named_and_makes_no_result(place, name, change):
+    path, digests = place / name, inputs.Digests()
+    at = {"points_path": str(place / "mine.csv")}
+    made(place, at, digests=digests)  # what a runner hashed before is no excuse
+    text = path.read_text()
+    other = text.replace("a", "b", 1).replace("1", "2", 1)
+    with pytest.raises(inputs.ChangedError, match=f"changed while the notebook ran.*: .*{name}$"):
+        made(place, at, lambda: path.write_text(other) if change == "written" else replaced(path, other), digests)
+
+
+def test_a_file_that_went_while_it_ran_is_a_change(place):
+    with pytest.raises(inputs.ChangedError, match=r"data/a\.csv$"):
+        made(place, meanwhile=(place / "data" / "a.csv").unlink)
+
+
+def test_a_file_that_came_into_a_folder_of_the_user_while_it_ran_is_a_change(place):
+    at = {"points_path": str(place / "data")}
+    with pytest.raises(inputs.ChangedError, match=r"data/c\.csv$"):
+        made(place, at, meanwhile=lambda: (place / "data" / "c.csv").write_text("c"))
+
+
+def test_no_clock_is_asked(place):
+    for path in place.rglob("*"):
+        os.utime(path, (4e9, 4e9))  # far ahead of this machine's
+    trace(place, "lib/rackbook/a.py", "data/a.csv", "data")
+    found, nb, values = made(place, {"points_path": str(place / "mine.csv")})
+    assert still_current(found, nb, values)
+
+
+def test_a_file_that_takes_the_place_of_another_is_hashed_anew(place):
+    digests = inputs.Digests()
+    before = digests.path(place / "data" / "a.csv")
+    replaced(place / "data" / "a.csv", "data/b.csv")
+    assert digests.path(place / "data" / "a.csv") != before
+
+
+def test_what_is_out_of_date_is_named(place):
+    found, nb, values = made(place)
     (place / "data" / "a.csv").write_text("changed")
-    found, nb, values = made(place, started=time.time() - 10)
-    assert not still_current(found, nb, values)
+    assert [name.rpartition("/")[2] for name in inputs.Digests().changes(found, nb, values)] == ["a.csv"]
 
 
 def test_without_a_trace_there_is_no_result(place):

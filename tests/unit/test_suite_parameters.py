@@ -1,11 +1,14 @@
 """Parameters from the command line: typed by their declaration, checked before anything runs."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_notebooks import notebook, register_experiment
+from pydantic import Field, field_validator, model_validator
+from small_notebooks import Params, notebook, register_experiment
 
-from rackbook.errors import ParameterError
+from rackbook.errors import ParameterError, one_of
 from rackbook.suite.notebooks import Kind, read
 from rackbook.suite.parameters import assign, located, parse
 
@@ -137,6 +140,39 @@ def test_a_value_out_of_range_is_refused_by_the_experiment(one):
     message = r"^01_alpha, parameter rate \[req/s\]: got 2.0, allowed: less than or equal to 1"
     with pytest.raises(ParameterError, match=message):
         assign([("rate", "2")], [one])
+
+
+class Ruled(Params):
+    """Parameters with rules of their own."""
+
+    sizes: list[int] = Field(default=[1, 2], min_length=2)
+
+    @field_validator("label")
+    @classmethod
+    def _known(cls, label: str) -> str:
+        if label not in ("a", "b200"):
+            raise ValueError(one_of(label, ("a", "b200"), "GPU"))
+        return label
+
+    @model_validator(mode="after")
+    def _together(self) -> "Ruled":
+        if self.fast and self.rate < 0.5:
+            raise ValueError("rate: got less than 0.5, allowed: 0.5 or more if fast")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([("label", "b20")], r"01_alpha, parameter label \[-\]: unknown GPU: got 'b20', allowed: a, b200. .*'b200'\?"),
+        ([("fast", "true"), ("rate", "0.25")], "01_alpha: rate: got less than 0.5, allowed: 0.5 or more if fast"),
+        ([("sizes", "1")], r"01_alpha, parameter sizes \[tokens\]: got \[1\], list should have at least 2 items"),
+    ],
+)
+def test_what_a_rule_of_the_experiment_says_is_told_in_its_own_words(one, monkeypatch, given, message):
+    monkeypatch.setattr(sys.modules["rackbook.experiments.alpha"], "Params", Ruled)
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        assign(given, [one])
 
 
 def test_a_cluster_is_a_name_of_the_library_or_any_file_that_is_there(tmp_path):

@@ -16,7 +16,7 @@ import small_sweep
 from small_notebooks import notebook, record, register_experiment, show_chart, spec
 
 from rackbook import cli
-from rackbook.suite import copies, index, store, sweep_report, sweeps
+from rackbook.suite import copies, index, inputs, leases, store, sweep_report, sweeps
 from rackbook.suite.notebooks import discover, load_json, source
 
 SECRET = "sk-4f1d0e77aa31-not-for-outputs"
@@ -184,6 +184,67 @@ def test_a_changed_notebook_and_a_changed_file_run_again_exactly_what_depends_on
     assert sorted(place.index()["status"]) == ["done"] * 3 + ["outdated"] * 2
 
 
+@pytest.fixture
+def data(place, monkeypatch):
+    """A folder of data that counts as the library's, with one file, which notebook 01 reads."""
+    folder = place.folder / "data"
+    folder.mkdir()
+    (folder / "a.csv").write_text("1")
+    monkeypatch.setattr(inputs, "_ROOTS", {"data": folder})
+    return folder
+
+
+def test_a_file_with_a_time_ahead_of_this_machines_clock_is_no_change(place, data):
+    os.utime(data / "a.csv", (4e9, 4e9))
+    place.notebook("01_one", f"print(open({str(data / 'a.csv')!r}).read())")
+    assert place.run("[[sweep]]\nnotebooks = ['01']") == 0
+    (listed,) = [json.loads(path.read_text()) for path in (place.out / "inputs").iterdir()]
+    assert list(listed["data"]) == ["a.csv"]
+
+
+REPLACE = """\
+import os, pathlib, shutil
+path, new = pathlib.Path({path!r}), pathlib.Path({new!r})
+print(path.read_text())
+if new.exists():
+    shutil.copystat(path, new)
+    new.replace(path)
+"""
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_named_and_read_again(place, data, capsys):
+    (place.folder / "new").write_text("2")
+    place.notebook("01_one", REPLACE.format(path=str(data / "a.csv"), new=str(place.folder / "new")))
+    assert place.run("[[sweep]]\nnotebooks = ['01']") == 0
+    said = capsys.readouterr().err
+    assert "01_one: tried again after: changed while the notebook ran" in said
+    assert "data/a.csv" in said
+    (folder,) = place.done().values()
+    content = load_json(folder / "notebook.ipynb")
+    assert "".join(content["cells"][2]["outputs"][0]["text"]) == "2\n"  # of the file that is there now
+    assert place.index().select("status", "attempts").rows() == [("done", 2)]
+
+
+def test_a_file_that_changes_each_time_is_a_failure_that_names_it(place, data, capsys):
+    place.notebook("01_one", f"path = {str(data / 'a.csv')!r}\ntext = open(path).read()\nopen(path, 'a').write('1')")
+    assert place.run("[[sweep]]\nnotebooks = ['01']\nretries = 1") == 1
+    (row,) = place.index().to_dicts()
+    assert (row["status"], row["cause"], row["attempts"]) == ("failed", "input changed", 2)
+    assert row["error"].endswith("data/a.csv")
+
+
+def test_what_is_out_of_date_in_the_end_is_named(place, data, capsys):
+    place.notebook("01_one", f"print(open({str(data / 'a.csv')!r}).read())")
+    place.notebook("02_two", f"open({str(data / 'a.csv')!r}, 'a').write('1')")
+    assert place.run("[[sweep]]\nnotebooks = ['01']") == 0
+    assert place.run("[[sweep]]\nnotebooks = ['01', '02']", "--jobs", "1") == 1  # it counted when that started
+    said = capsys.readouterr()
+    said = said._replace(out=said.out.partition("executions/\n")[2])
+    assert said.out.startswith("1 of 2 executions complete, 1 not")
+    assert "note: 01_one: its result is out of date, " in said.err
+    assert "data/a.csv has changed" in said.err
+
+
 def look(place, text: str) -> str:
     """Write index and report over what is there, without running anything; the report."""
     (place.folder / "suite.toml").write_text(text)
@@ -332,6 +393,39 @@ def test_a_full_disk_stops_the_sweep_keeps_what_is_complete_and_can_be_resumed(p
     assert len(place.done()) == 3
 
 
+def test_a_disk_that_is_full_when_the_index_is_written_stops_the_sweep(place, monkeypatch, capsys):
+    place.notebook("01_one")
+
+    def write(path, _):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert place.run("[[sweep]]\nnotebooks = ['01']") == 3
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_no_space_for_temporary_files_stops_the_sweep_at_the_first(place, monkeypatch, capsys):
+    place.notebook("01_one")
+    full = place.folder / "full"
+    full.mkdir()
+    # the worker's kernel finds no room for its own files
+    (full / "sitecustomize.py").write_text(
+        "import errno, os, sys\n"
+        "if 'rackbook.suite.worker' in sys.orig_argv:\n"
+        "    from rackbook.suite import kernels\n"
+        "    def private_environment(*_):\n"
+        "        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+        "    kernels.private_environment = private_environment\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(full), prepend=os.pathsep)
+    assert place.run("[[sweep]]\nnotebooks = ['01']\nseeds = [1, 2, 3]", "--jobs", "1") == 3
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "temporary files: " in said
+    assert "tried again" not in said
+    assert set(place.index()["status"]) == {"waiting"}
+
+
 def test_a_really_full_disk_leaves_nothing_half_written(place, tmp_path, capsys):
     small = tmp_path / "small"
     small.mkdir()
@@ -366,6 +460,7 @@ def test_two_runs_on_one_folder_share_the_work(place):
 
 def test_an_execution_sees_its_gpus_and_no_others(place, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(leases, "listed", dict)  # no driver contradicts
     place.notebook("01_one", "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])")
     text = "[[sweep]]\nnotebooks = ['01']\nseeds = [1, 2]\ngpus = 1\n[[sweep]]\nnotebooks = ['01']\nseeds = [3]"
     assert place.run(text) == 0
@@ -377,6 +472,7 @@ def test_an_execution_sees_its_gpus_and_no_others(place, monkeypatch):
     assert printed[3] == ""
     assert {printed[1], printed[2]} <= {"4", "5"}
     assert place.run("[[sweep]]\nnotebooks = ['01']\nseeds = [9]\ngpus = 3") == 2
+    assert place.run("[[sweep]]\nnotebooks = ['01']\nseeds = [9]\ngpus = 1", "--gpus", "0") == 2
 
 
 class _Shelf(http.server.BaseHTTPRequestHandler):

@@ -24,6 +24,8 @@ from rackbook.runs import Recorder
 KERNELS = ".kernels.json"
 _WORK = "work"
 _TIMES_THE_ESTIMATE, _LEAST_LIMIT_S = 10, 3600.0
+QUEUE_S = 7 * 24 * 3600.0
+"""How long Slurm may let a step wait for its hosts, outside of the time that the step may take."""
 
 
 def measure(plan: Plan, run: Recorder, say: Say = lambda _: None) -> pl.DataFrame:
@@ -51,7 +53,7 @@ def measure(plan: Plan, run: Recorder, say: Say = lambda _: None) -> pl.DataFram
     frames = []
     for stage in ready.stages:
         say(f"{plan.topic}: {stage.name}, {gpus(stage.num_gpus)}, about {stage.minutes:.0f} minutes")
-        frames.append(_stage(stage, run, work, say))
+        frames.append(_stage(stage, run, work, say, QUEUE_S if queues(plan) else 0.0))
     shutil.rmtree(work)
     cluster = plan.cluster
     hardware = catalog.hardware(cluster.hardware).name if cluster.hardware else cluster.name
@@ -102,6 +104,11 @@ def chooses_hosts(plan: Plan) -> bool:
     return plan.cluster.launcher.kind == "slurm" and not any(stage.services for stage in plan.stages)
 
 
+def queues(plan: Plan) -> bool:
+    """Whether a plan's steps wait in Slurm's queue: Slurm chooses their hosts, and none are allocated yet."""
+    return chooses_hosts(plan) and not os.environ.get("SLURM_JOB_NODELIST")
+
+
 def allocated_hosts(cluster: Cluster) -> list[str]:
     """The hosts of the Slurm allocation around this process, this machine's first.
 
@@ -134,12 +141,12 @@ def allocated_hosts(cluster: Cluster) -> list[str]:
     return [here, *(host for host in hosts if host != here)]
 
 
-def _stage(stage: Stage, run: Recorder, work: Path, say: Say) -> pl.DataFrame:
+def _stage(stage: Stage, run: Recorder, work: Path, say: Say, queue_s: float) -> pl.DataFrame:
     (step,) = stage.steps
     logs = [run.raw(f"{stage.name}.host{process.host_index}.log") for process in step]
     for process in step:
         run.process(process.words, process.environment, role=f"{stage.name}, {process.role}, host {process.host_index}")
-    limit_s = max(_LEAST_LIMIT_S, _TIMES_THE_ESTIMATE * 60 * stage.minutes)
+    limit_s = max(_LEAST_LIMIT_S, _TIMES_THE_ESTIMATE * 60 * stage.minutes) + queue_s
     tasks.run(step, logs, timeout_s=limit_s, say=say, what=stage.name)
     result = work / f"{stage.name}.json"
     cases, num_ranks = cases_of(stage)

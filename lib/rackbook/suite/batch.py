@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rackbook import pictures
+from rackbook.cores import whole_cores
 from rackbook.errors import DataError, RackbookError
 from rackbook.locations import runs_home, shown
-from rackbook.suite import kernels, leases, outcomes, pool, sweep_plan
+from rackbook.suite import kernels, leases, locks, outcomes, pool, sweep_plan
 from rackbook.suite.executions import Execution, Limits
 from rackbook.suite.notebooks import Notebook
 from rackbook.suite.progress import Progress
@@ -84,7 +85,7 @@ def execute(
     asked = [Execution(n, values.get(n.name, {}), {}, 1, Limits(timeout_s=timeout_s)) for n in notebooks]
     limits = {step.execution.notebook.name: step.execution.limits for step in sweep_plan.steps(asked, {})}
     alone = sorted({own.exclusive for own in limits.values()} - {""})
-    at_once = 1 if alone else jobs or outcomes.available_cores()
+    at_once = 1 if alone else jobs or whole_cores()
     if alone and len(notebooks) > 1:
         print("note: notebooks that measure run one after the other", file=sys.stderr)
     with _locked(folders.out), leases.held(alone), kernels.scratch_folder() as scratch:
@@ -151,9 +152,8 @@ def _locked(out: Path) -> Iterator[None]:
         where = f"{shown(out)}: cannot write here: {problem.strerror}"
         raise RackbookError(f"{where}; choose another folder with --out") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            message = f"{shown(out)}: another run is writing here; wait for it, or choose another folder with --out"
-            raise RackbookError(message) from None
+        if not locks.taken(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, out / ".lock"):
+            raise RackbookError(
+                f"{shown(out)}: another run is writing here; wait for it, or choose another folder with --out"
+            )
         yield

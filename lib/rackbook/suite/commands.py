@@ -41,7 +41,8 @@ a SUITE.toml:
 
 An execution with source = "measure" on this machine starts servers on fixed ports and GPUs, and its times count:
 nothing else runs here meanwhile. On servers (base_url) or a cluster elsewhere it is the only one there; a job of Slurm
-has its nodes for itself. Its time limit is at least twice what its plan says.
+has its nodes for itself, as many as its plan wants, with the GPUs that its cluster's file gives each. Its time limit is
+at least twice what its plan says, and a week more where it waits in Slurm's queue itself, started outside a job.
 """
 
 
@@ -71,8 +72,15 @@ def add_parsers(commands: Any) -> None:
     slurm = parser.add_argument_group("Slurm", "each also in the table [slurm] of the file")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--account", metavar="NAME")
-    slurm.add_argument("--nodes", type=whole_from_one, metavar="N", help="nodes of each job")
-    slurm.add_argument("--gpus-per-node", type=whole_from_one, metavar="N")
+    slurm.add_argument(
+        "--nodes", type=whole_from_one, metavar="N",
+        help="nodes of a job that wants GPUs (gpus in the file) and has no plan; a measurement has those of its plan, "
+        "a job without GPUs one",
+    )  # fmt: skip
+    slurm.add_argument(
+        "--gpus-per-node", type=whole_from_one, metavar="N",
+        help="GPUs of each of these nodes (default: as many as it takes)",
+    )  # fmt: skip
     slurm.add_argument(
         "--time", dest="time_min", type=whole_from_one, metavar="MIN", help="time limit of each job, minutes"
     )
@@ -129,11 +137,12 @@ def execute(sweep: Sweep, arguments: argparse.Namespace) -> int:
     """
     from rackbook.locations import shown
     from rackbook.suite import index, sweep_plan
-    from rackbook.suite.store import Store
+    from rackbook.suite.store import GOES_ON, OF_THE_DISK, Store
 
     results = Store(arguments.out)
     complete = results.complete(sweep.executions)
-    steps = sweep_plan.steps(sweep.executions, complete)
+    in_job = getattr(arguments, "executor", "local") == "slurm"
+    steps = sweep_plan.steps(sweep.executions, complete, in_job=in_job)
     if arguments.dry_run:
         print(sweep_plan.text(steps, sweep.notices))
         print(sweep_plan.details(steps))
@@ -143,12 +152,16 @@ def execute(sweep: Sweep, arguments: argparse.Namespace) -> int:
     left = [step.execution for step in steps if not step.done]
     failed = index.failed(results, sweep.executions, complete) if arguments.keep_failed else set()
     left = [execution for execution in left if execution.request not in failed]
+    stopped = ""
     try:
         stopped = _executor(sweep, arguments)(left, results, arguments) if left else ""
-    except BaseException:
-        with contextlib.suppress(OSError):
-            index.write(results, sweep.executions)
-        raise
+    except BaseException as problem:
+        if not (isinstance(problem, OSError) and problem.errno in OF_THE_DISK):
+            with contextlib.suppress(OSError):
+                index.write(results, sweep.executions)
+            raise
+        stopped = f"{problem}; {GOES_ON}"
+    results.digests.forget()  # what counted at the start may have changed meanwhile
     try:
         return _conclude(sweep, results, results.complete(sweep.executions) if left else complete, arguments, stopped)
     except OSError as problem:
@@ -173,12 +186,23 @@ def _conclude(
 
     page = sweep_report.write(sweep, results, complete, frame)
     missing = len(sweep.executions) - len(complete)
+    for line in _outdated(sweep, results, frame):
+        print(f"note: {line}", file=sys.stderr)
     print(f"{len(complete)} of {len(sweep.executions)} executions complete" + (f", {missing} not" if missing else ""))
     print(f"report     {page}\nindex      {arguments.out / index.FILE}\nresults    {arguments.out / 'executions'}/")
     if stopped:
         print(f"rackbook: {stopped}", file=sys.stderr)
         return STOPPED
     return EXECUTION_FAILED if missing else DONE
+
+
+def _outdated(sweep: Sweep, results: Store, frame: Any, most: int = 5) -> list[str]:
+    """Which executions have a result that does not count any more, and what has changed since."""
+    outdated, *settled = (set(frame.filter(frame["status"] == s)["request"]) for s in ("outdated", "failed", "done"))
+    outdated = outdated.difference(*settled)
+    found = [e for e in sweep.executions if e.request in outdated]
+    lines = [f"{e.label}: its result is out of date, {results.outdated(e)} has changed" for e in found[:most]]
+    return [*lines, *([f"and so are {len(found) - most} more"] if len(found) > most else [])]
 
 
 def sweep_of_run(notebooks: Sequence[Notebook], arguments: argparse.Namespace) -> Callable[[], int] | None:
@@ -216,8 +240,9 @@ def _executor(sweep: Sweep, arguments: argparse.Namespace) -> Callable[..., str]
 
 
 def _local(left: list, results: Any, arguments: argparse.Namespace) -> str:
-    from rackbook.suite import leases, local, outcomes
+    from rackbook.cores import whole_cores
+    from rackbook.suite import leases, local
 
-    gpus = leases.visible() if arguments.gpus is None else arguments.gpus
-    tally = local.run(left, results, jobs=arguments.jobs or outcomes.available_cores(), gpus=gpus)
+    gpus = leases.visible() if arguments.gpus is None else leases.chosen(arguments.gpus)
+    tally = local.run(left, results, jobs=arguments.jobs or whole_cores(), gpus=gpus)
     return tally.stopped

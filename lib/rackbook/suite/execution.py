@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -182,11 +181,11 @@ class _Engine(NBClientEngine):
             try:
                 cls._run(nb_man, kernel_name, job, start_timeout, scratch)
             except Exception as caught:  # of zmq, the system or Jupyter; an error of a cell's own never gets here
+                if outcomes.is_full(caught):
+                    raise
                 if _last_started(nb_man.nb) is None:
                     problem = caught
                     continue
-                if isinstance(caught, OSError) and caught.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise
                 name, value, job.cause = _explained(caught, job)
                 _mark(nb_man, name, value)
             _check_end(nb_man)

@@ -29,6 +29,8 @@ class Limits:
         exclusive: what no other execution of a run or sweep may use at the same time: MACHINE for a measurement on
             this machine, with all its processors, GPUs and ports, ``cluster <name>`` for one on other machines; empty
             for a share of this machine and the GPUs.
+        hosts: machines that its plan spreads it over; None where no plan says so.
+        gpus_per_host: GPUs that the plan's cluster has in each; None without a plan.
     """
 
     timeout_s: float = 1800.0
@@ -36,6 +38,8 @@ class Limits:
     gpus: int = 0
     retries: int = 2
     exclusive: str = ""
+    hosts: int | None = None
+    gpus_per_host: int | None = None
 
     @property
     def gpus_here(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import uuid
@@ -82,7 +83,9 @@ def write(results: Store, asked: Sequence[Execution] = (), complete: Mapping[str
     frame = _frame(rows)
     partial = results.out / f".{FILE}.{uuid.uuid4().hex[:8]}.partial"
     try:
-        frame.write_parquet(partial)
+        content = io.BytesIO()  # a full disk is an OSError, as everywhere else; polars has an error of its own
+        frame.write_parquet(content)
+        partial.write_bytes(content.getvalue())
         descriptor = os.open(partial, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
@@ -219,7 +222,8 @@ def _names(folder: Path) -> list[str]:
 
 def _attempts(results: Store) -> dict[str, list[Path]]:
     """Failed attempts by request, oldest first."""
-    return {folder.name: found for folder in results.attempts.iterdir() if (found := sorted(folder.iterdir()))}
+    folders = [folder for folder in results.attempts.iterdir() if folder.is_dir()]  # a file browser leaves files
+    return {folder.name: found for folder in folders if (found := sorted(folder.iterdir()))}
 
 
 def _known(path: Path) -> dict[str, dict[str, Any]]:

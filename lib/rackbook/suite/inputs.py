@@ -11,16 +11,17 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rackbook.errors import DataError
-from rackbook.locations import DATA
+from rackbook.locations import DATA, shown
 from rackbook.suite.notebooks import Notebook, load_json, source
 from rackbook.suite.parameters import CLUSTER, PATH_UNIT
+from rackbook.suite.tracing import State, state
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _RUNNER = _PACKAGE / "suite"
@@ -29,8 +30,16 @@ _RUNNER = _PACKAGE / "suite"
 _PACKAGES = (
     "rackbook", "altair", "llvmlite", "numba", "numpy", "polars", "pydantic", "scipy", "vl-convert-python", "vllm",
 )  # fmt: skip
-_ABSENT, _CHANGED = "absent", "changed during the execution"
+_ABSENT = "absent"
+_MOST_NAMED = 3
 _ROOTS = {"data": DATA.resolve(), "library": _PACKAGE}  # in a wheel the data lie within the library
+
+States = dict[str, State]
+"""The state in which each file or folder was when it was about to be read, by name."""
+
+
+class ChangedError(DataError):
+    """A file was not the same when an execution began to read it and when it had ended."""
 
 
 def roots() -> str:
@@ -45,7 +54,7 @@ class Digests:
     """Hashes of files, each read again only after it changed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Path, int, int], str] = {}
+        self._known: dict[tuple[Path, State], str] = {}
         self._current: dict[tuple[str, tuple[str, ...]], bool] = {}
 
     def path(self, path: Path) -> str:
@@ -75,20 +84,28 @@ class Digests:
         paths = user_paths(notebook, parameters)
         key = (name, tuple(f"{k}={v}" for k, v in sorted(paths.items())))
         if key not in self._current:
-            self._current[key] = self._is_current(manifest, notebook, paths)
+            self._current[key] = next(self.changes(manifest, notebook, parameters), None) is None
         return self._current[key]
 
-    def _is_current(self, manifest: dict[str, Any], notebook: Notebook, paths: dict[str, list[Path]]) -> bool:
-        if manifest["versions"] != versions() or manifest["notebook"] != self.notebook(notebook):
-            return False
-        if manifest["files"] != {parameter: [self.path(p) for p in found] for parameter, found in paths.items()}:
-            return False
+    def forget(self) -> None:
+        """Look everything up anew from here on; what has not changed since is not read again."""
+        self._current.clear()
+
+    def changes(self, manifest: dict[str, Any], notebook: Notebook, parameters: dict[str, Any]) -> Iterator[str]:
+        """What in a manifest is no longer what it was, in words for a person; arguments as for :meth:`current`."""
+        if manifest["versions"] != versions():
+            yield "the version of Python or of a package"
+        if manifest["notebook"] != self.notebook(notebook):
+            yield shown(notebook.path)
+        paths = user_paths(notebook, parameters)
+        for parameter in sorted(manifest["files"].keys() | paths.keys()):
+            if manifest["files"].get(parameter) != [self.path(p) for p in paths.get(parameter, ())]:
+                yield f"the files of the parameter {parameter}"
         for kind, root in _ROOTS.items():
             for relative, digest in manifest[kind].items():
                 place = root / relative
                 if (self.listing(place) if relative.endswith("/") else self.path(place)) != digest:
-                    return False
-        return True
+                    yield shown(place)
 
     def _file(self, path: Path) -> str:
         try:
@@ -97,15 +114,13 @@ class Digests:
             return _ABSENT
 
     def _kept(self, path: Path, digest: Callable[[Path], str]) -> str:
-        about = path.stat()
-        key = (path, about.st_size, about.st_mtime_ns)
+        key = (path, state(path))
         if key not in self._known:
             self._known[key] = digest(path)
         return self._known[key]
 
     def _tree(self, folder: Path) -> str:
-        files = sorted(p for p in folder.rglob("*") if p.is_file() and not _is_noise(p.name))
-        return _digest([[str(p.relative_to(folder)), self._file(p)] for p in files])
+        return _digest([[str(p.relative_to(folder)), self._file(p)] for p in _files(folder)])
 
 
 def _content(path: Path) -> str:
@@ -118,44 +133,49 @@ def _notebook(path: Path) -> str:
     return _digest([[c["cell_type"], source(c), c.get("metadata", {}).get("tags", [])] for c in cells])
 
 
+def before(notebook: Notebook, parameters: dict[str, Any]) -> States:
+    """The states of what an execution will read and its trace does not tell: its notebook, the files of the user."""
+    named = [path for paths in user_paths(notebook, parameters).values() for path in paths]
+    return _states([notebook.path, *named])
+
+
 def manifest(
-    trace: Path, notebook: Notebook, parameters: dict[str, Any], digests: Digests, started: float
+    trace: Path, notebook: Notebook, parameters: dict[str, Any], digests: Digests, earlier: States
 ) -> dict[str, Any]:
     """What an execution depended on, by the trace of its kernel.
+
+    No clocks are compared: a file counts as read if it is, when it has been hashed, in the state that it was in when
+    the execution began to read it.
 
     Args:
         trace: as :mod:`rackbook.suite.tracing` wrote it.
         notebook: the notebook.
         parameters: all parameters with their values.
         digests: hashes that are known already.
-        started: when the execution started, in seconds of the system's clock. A file that changed since then gets no
-            hash, so that the result counts as out of date.
+        earlier: from :func:`before`, called before the execution started.
 
     Returns:
         Hashes by file, in groups; no path outside the library and its data.
 
     Raises:
         DataError: no trace: the kernel did not run to its end.
+        ChangedError: something was changed or replaced in between, so that nobody knows what was read.
     """
     try:
         seen = json.loads(trace.read_text("utf-8"))
     except (OSError, ValueError) as problem:
         raise DataError(f"{notebook.name}: the kernel left no list of what it read ({problem})") from None
-
-    def digest(path: Path, of: Callable[[Path], str]) -> str:
-        return _CHANGED if path.exists() and path.stat().st_mtime > started else of(path)
-
+    named = user_paths(notebook, parameters)
     found: dict[str, Any] = {
-        "notebook": digest(notebook.path, lambda _: digests.notebook(notebook)),
+        "notebook": digests.notebook(notebook),
         "versions": versions(),
-        "files": {
-            parameter: [digest(p, digests.path) for p in paths]
-            for parameter, paths in user_paths(notebook, parameters).items()
-        },
+        "files": {parameter: [digests.path(p) for p in paths] for parameter, paths in named.items()},
         "data": {},
         "library": {},
     }
-    for name in sorted({*seen["modules"], *seen["read"]}):
+    now = before(notebook, parameters)
+    changed = {name for name in now.keys() | earlier.keys() if now.get(name) != earlier.get(name)}
+    for name in sorted(seen):
         path = Path(name)
         if path.is_relative_to(_RUNNER) or _is_noise(path.name):
             continue
@@ -164,9 +184,16 @@ def manifest(
             continue  # the import system lists folders for its own cache
         relative = path.relative_to(_ROOTS[kind]).as_posix()
         if path.is_dir():
-            found[kind][f"{relative}/"] = digest(path, digests.listing)
+            found[kind][f"{relative}/"] = digests.listing(path)
         else:
-            found[kind][relative] = digest(path, digests.path)
+            found[kind][relative] = digests.path(path)
+        then = seen[name]
+        if state(name) != (None if then is None else tuple(then)):
+            changed.add(name)
+    if changed:
+        names = ", ".join(shown(Path(name)) for name in sorted(changed)[:_MOST_NAMED])
+        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        raise ChangedError(f"changed while the notebook ran, so that nobody knows what it has read: {names}{more}")
     return found
 
 
@@ -190,13 +217,13 @@ def user_paths(notebook: Notebook, parameters: dict[str, Any]) -> dict[str, list
 def _recipe_of(cluster: Path) -> list[Path]:
     """The recipe file of the user that a cluster file of the user names; none if it names one of the library's."""
     try:
-        return _recipe_once(cluster, cluster.stat().st_mtime_ns)
+        return _recipe_once(cluster, state(cluster))
     except OSError:
         return []
 
 
 @cache
-def _recipe_once(cluster: Path, _changed: int) -> list[Path]:
+def _recipe_once(cluster: Path, _changed: State) -> list[Path]:
     try:
         recipe = tomllib.loads(cluster.read_text("utf-8")).get("recipe", "")
     except ValueError:  # no TOML: reading it again says so where it is used
@@ -215,6 +242,16 @@ def versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+def _states(paths: Iterable[Path]) -> States:
+    """The states of files, and of all files in folders."""
+    files = (file for path in paths for file in (_files(path) if path.is_dir() else [path]))
+    return {str(file): state(file) for file in files}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and not _is_noise(p.name))
 
 
 def _is_noise(name: str) -> bool:

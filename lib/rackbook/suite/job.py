@@ -99,12 +99,19 @@ def identity() -> str:
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "none")
 
 
-def failed_here(results: Store, request: str, job: str) -> dict[str, Any] | None:
-    """The record of the attempt in which an execution failed for good within a job; None if it did not."""
+def failed_here(results: Store, request: str, job: str, *, ended: bool = False) -> dict[str, Any] | None:
+    """The record of the attempt in which an execution failed for good within a job; None if it did not.
+
+    Args:
+        results: where it lies.
+        request: the execution.
+        job: the job.
+        ended: the job came to its end by itself: what failed for a passing reason was tried as often as it may be.
+    """
     folder = results.attempts / request
     for attempt in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         record = read_result(attempt)
-        if record["executor"].get("job") == job and record["outcome"]["cause"] not in TRANSIENT:
+        if record["executor"].get("job") == job and (ended or record["outcome"]["cause"] not in TRANSIENT):
             return record
     return None
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rackbook import pictures
@@ -13,6 +18,7 @@ from rackbook.suite import nursery
 LONGEST_BASE = 40
 """Most characters of the folder in which scratch folders are made: the paths of sockets in them must stay short."""
 
+_PREFIX, _LOCK = "rb-", "lock"
 _LONGEST_SOCKET_PATH = 90  # the system allows about 104 bytes, "/k-ipc-5" and a margin go off
 
 
@@ -67,6 +73,22 @@ def scratch_base() -> Path:
     return short if len(str(default)) > LONGEST_BASE and os.access(short, os.W_OK) else default
 
 
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder whose path is short enough for sockets where that is possible."""
-    return tempfile.TemporaryDirectory(prefix="rb-", dir=scratch_base(), ignore_cleanup_errors=True)
+@contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A temporary folder whose path is short enough for sockets where that is possible.
+
+    Those that killed runs left behind go first: a folder is in use as long as its lock is held.
+    """
+    base = scratch_base()
+    for abandoned in base.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), abandoned.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(abandoned.parent, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir=base, ignore_cleanup_errors=True) as folder,
+        (Path(folder) / f"{_LOCK}.new").open("wb") as lock,
+    ):
+        with contextlib.suppress(OSError):  # without locks it is left behind if this process is killed
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Path(lock.name).rename(Path(folder) / _LOCK)  # held before anybody sees it
+        yield folder

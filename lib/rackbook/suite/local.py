@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 import uuid
@@ -150,7 +149,7 @@ class _Desk:
             except OSError as problem:
                 os.close(lock)
                 self._give_back(devices)
-                self._stop(problem)
+                self._stop(self._unwritable(problem))
                 return None
             os.close(lock)
             self._give_back(devices)
@@ -167,12 +166,16 @@ class _Desk:
         tries = self._tries[request] = self._tries.get(request, 0) + 1
         try:
             if outcome.cause == outcomes.DISK:
-                raise OSError(errno.ENOSPC, outcome.reason)
+                self._results.abandon(job.attempt)
+                where = f"results: {shown(self._results.out)}, temporary files: {kernels.scratch_base()}"
+                self._stop(f"{outcome.reason} ({where})")
+                return
             assert job.task.trace is not None  # noqa: S101 - every task of a sweep has one
             try:
                 self._results.finish(job.attempt, job.execution, outcome, job.task.trace, self._executor)
             except DataError as problem:
-                outcome = replace(outcome, succeeded=False, reason=str(problem), cause=outcomes.NOTEBOOK)
+                cause = outcomes.CHANGED if isinstance(problem, inputs.ChangedError) else outcomes.NOTEBOOK
+                outcome = replace(outcome, succeeded=False, reason=str(problem), cause=cause)
                 self._results.finish(job.attempt, job.execution, outcome, job.task.trace, self._executor)
             except OSError as problem:
                 if problem.errno in store.OF_THE_DISK:
@@ -182,7 +185,7 @@ class _Desk:
                 self._results.fail(job.execution, outcome.cause, reason, self._executor)
         except OSError as problem:
             self._results.abandon(job.attempt)
-            self._stop(problem)
+            self._stop(self._unwritable(problem))
             return
         finally:
             os.close(job.lock)
@@ -250,12 +253,11 @@ class _Desk:
         self._progress.started(execution.label)
         return task
 
-    def _stop(self, problem: OSError) -> None:
+    def _unwritable(self, problem: OSError) -> str:
+        return f"{shown(self._results.out)}: cannot write here: {problem.strerror}"
+
+    def _stop(self, reason: str) -> None:
         """Start nothing more: the next execution would meet the same."""
         if not self.tally.stopped:
-            where = shown(self._results.out)
-            self.tally.stopped = (
-                f"{where}: cannot write here: {problem.strerror}; what is complete is kept, the same command goes on "
-                "from there"
-            )
+            self.tally.stopped = f"{reason}; {store.GOES_ON}"
         self._waiting.clear()

@@ -159,7 +159,8 @@ def main() -> None:
                 os.read(wake_in, 4096)
                 _reap(kernels, selector)
             else:  # a worker hung up, so nobody wants its kernel any more
-                selector.unregister(key.fileobj)
+                with contextlib.suppress(KeyError, ValueError):  # its kernel has just ended, and with it the connection
+                    selector.unregister(key.fileobj)
                 for pid, connection in kernels.items():
                     if connection is key.fileobj:
                         _kill(pid)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import platform
 import re
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rackbook.cores import whole_cores
 from rackbook.errors import DataError
 from rackbook.locations import shown
 from rackbook.suite.notebooks import load_json
@@ -23,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 NOTEBOOK, TIME, MEMORY, DISK = "notebook", "time limit", "memory limit", "disk full"
 START, KILLED, NO_MEMORY, NODE, PREEMPTED = "kernel start", "killed", "out of memory", "node failure", "preempted"
-CANCELLED = "cancelled"
+CANCELLED, CHANGED = "cancelled", "input changed"
 
 CAUSES = {
     NOTEBOOK: "the notebook itself: a cell raised, stopped early or crashed the kernel",
@@ -36,11 +37,17 @@ CAUSES = {
     NODE: "the node failed",
     PREEMPTED: "the job was preempted",
     CANCELLED: "somebody cancelled the job",
+    CHANGED: "a file that it reads was changed while it ran",
 }
 """Kinds of failure, with their meaning."""
 
-TRANSIENT = frozenset({START, KILLED, NO_MEMORY, NODE, PREEMPTED})
+TRANSIENT = frozenset({START, KILLED, NO_MEMORY, NODE, PREEMPTED, CHANGED})
 """Those that another attempt may well not meet; all others would come again."""
+
+
+def is_full(problem: BaseException) -> bool:
+    """Whether an error says that a disk is full."""
+    return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -81,15 +88,10 @@ class Outcome:
         return asdict(self) | {"given": list(self.given)}
 
 
-def available_cores() -> int:
-    """Number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def machine() -> dict[str, Any]:
     """What the notebooks run on, without the name of a host or person."""
     return {
-        "cores": available_cores(),
+        "cores": whole_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }

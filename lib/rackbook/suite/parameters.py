@@ -8,11 +8,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rackbook.errors import ParameterError, one_of
 from rackbook.locations import DATA
 from rackbook.suite.notebooks import Kind, Notebook, Parameter
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 PATH_UNIT = "path"
 """Unit of a parameter that names a file or folder of the user."""
@@ -147,7 +150,7 @@ def _list(text: str, kind: Kind, optional: str) -> list[Any]:
             items = json.loads(text, parse_constant=_refuse_constant)
         except ValueError:
             raise ValueError(allowed) from None
-        if not all(scalar.holds(item) for item in items):
+        if not all(scalar.holds(item) and (isinstance(item, str) or math.isfinite(item)) for item in items):
             raise ValueError(allowed)
         return [float(item) for item in items] if kind.scalar == "float" else items
     if not text.strip():
@@ -190,10 +193,19 @@ def check(notebook: Notebook, values: dict[str, Any]) -> None:
     try:
         load(notebook.topic).Params(**(defaults | values))
     except ValidationError as problem:
-        first = problem.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"]) or "the combination of parameters"
+        raise ParameterError(_complaint(problem.errors(include_url=False)[0], notebook)) from None
+
+
+def _complaint(error: ErrorDetails, notebook: Notebook) -> str:
+    """What an experiment does not allow; one of its own rules has its own words."""
+    where = notebook.name
+    if error["loc"]:
+        name = ".".join(str(part) for part in error["loc"])
         units = {p.name: f" [{p.unit}]" for p in notebook.parameters}
-        raise ParameterError(
-            f"{notebook.name}, parameter {name}{units.get(str((first['loc'] or [''])[0]), '')}: "
-            f"got {first['input']!r}, allowed: {first['msg'].removeprefix('Input should be ')}"
-        ) from None
+        where += f", parameter {name}{units.get(str(error['loc'][0]), '')}"
+    if error["type"] == "value_error":
+        return f"{where}: {error['ctx']['error']}"
+    rule = error["msg"]
+    allowed = rule.removeprefix("Input should be ")
+    words = f"allowed: {allowed}" if allowed != rule else f"{rule[:1].lower()}{rule[1:]}"
+    return f"{where}: got {error['input']!r}, {words}"

@@ -7,7 +7,6 @@ on as many cores as there are workers. Each serves several notebooks, so the imp
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -277,7 +276,7 @@ def _lost(task: Task, reason: str, cause: str) -> outcomes.Outcome:
     try:
         outcomes.write(content, task.executed, outcome)
     except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not outcomes.is_full(problem):
             raise
         outcome = replace(
             outcome, cause=outcomes.DISK, reason=f"{reason}; and it could not be saved: {problem.strerror}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rackbook.cores import whole_cores
 from rackbook.locations import shown
 from rackbook.suite import kernels, outcomes, pool
 from rackbook.suite.batch import TIMEOUT_S
@@ -55,7 +56,7 @@ def refresh(notebooks: Sequence[Notebook], *, jobs: int | None = None) -> bool:
 
         try:
             pool.run(
-                tasks, jobs or outcomes.available_cores(), Path(scratch),
+                tasks, jobs or whole_cores(), Path(scratch),
                 on_start=lambda task: progress.started(task.notebook), on_end=take,
             )  # fmt: skip
         finally:

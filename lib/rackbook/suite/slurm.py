@@ -28,6 +28,7 @@ class _Watch:
 
     open: dict[str, Execution]
     failed: dict[str, str] = field(default_factory=dict)
+    refused: str = ""
     again: dict[str, int] = field(default_factory=dict)
     lost: list[Execution] = field(default_factory=list)
     said: set[str] = field(default_factory=set)
@@ -65,9 +66,10 @@ def run(
         if taken := alive & watch.open.keys():
             say(f"{len(taken)} executions are in the queue or running from an earlier submission")
         left = [execution for request, execution in watch.open.items() if request not in alive]
-        arrays += submissions.submit(left, results, options, name, say)
+        arrays += _submitted(left, watch, results, options, name, say)
     if detach:
-        return f"{len(watch.open)} executions are left to Slurm; the same command collects them"
+        left_to_slurm = f"{len(watch.open)} executions are left to Slurm; the same command collects them"
+        return "; ".join(filter(None, (watch.refused, left_to_slurm)))
     pause, total = _POLL_S, len(watch.open)
     while watch.open:
         before = len(watch.open)
@@ -80,7 +82,7 @@ def run(
             say(f"[{total - len(watch.open)}/{total}] {len(watch.failed)} failed, {_counts(arrays)}")
         if watch.lost:
             with submissions.alone(results):
-                arrays += submissions.submit(watch.lost, results, options, name, say)
+                arrays += _submitted(watch.lost, watch, results, options, name, say)
             watch.lost.clear()
         if not watch.open:
             break
@@ -88,7 +90,23 @@ def run(
         time.sleep(pause)
     for label, reason in watch.failed.items():
         say(f"{label}: FAILED: {reason}")
-    return ""
+    return watch.refused
+
+
+def _submitted(
+    executions: Sequence[Execution],
+    watch: _Watch,
+    results: Store,
+    options: dict[str, Any],
+    name: str,
+    say: Callable[[str], None],
+) -> list[submissions.Submission]:
+    """Submit; what Slurm does not take is not waited for."""
+    found, refused = submissions.submit(executions, results, options, name, say)
+    for request, reason in refused.items():
+        del watch.open[request]
+        watch.refused = watch.refused or reason
+    return found
 
 
 def _look(array: submissions.Submission, results: Store, watch: _Watch, say: Callable[[str], None]) -> None:
@@ -106,7 +124,12 @@ def _look(array: submissions.Submission, results: Store, watch: _Watch, say: Cal
         identity = array.identity(place)
         for request in left:
             execution = watch.open[request]
-            if (record := job.failed_here(results, request, identity)) is not None:
+            by_itself = state == slurm_state.COMPLETED
+            if by_itself and job.completed_here(results, request, identity):
+                changed = results.outdated(execution)
+                watch.failed[execution.label] = f"its result is out of date, {changed} has changed; start it again"
+                del watch.open[request]
+            elif (record := job.failed_here(results, request, identity, ended=by_itself)) is not None:
                 watch.failed[execution.label] = record["outcome"]["reason"]
                 del watch.open[request]
         left = [request for request in left if request in watch.open]

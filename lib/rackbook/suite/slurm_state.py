@@ -9,7 +9,7 @@ import time
 from rackbook.errors import RackbookError
 from rackbook.suite import outcomes
 
-WAITING = "PENDING"
+WAITING, COMPLETED = "PENDING", "COMPLETED"
 RUNNING = frozenset(
     {"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 )

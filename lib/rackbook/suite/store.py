@@ -24,9 +24,9 @@ from typing import Any
 
 from rackbook.errors import DataError, RackbookError
 from rackbook.locations import shown, without_folders
-from rackbook.suite import artefacts
+from rackbook.suite import artefacts, locks
 from rackbook.suite.executions import Execution
-from rackbook.suite.inputs import Digests, manifest, name_of
+from rackbook.suite.inputs import Digests, States, before, manifest, name_of
 from rackbook.suite.notebooks import load_json
 from rackbook.suite.outcomes import Outcome
 
@@ -38,6 +38,9 @@ NOTEBOOK, CHARTS, FILES, RESULT = "notebook.ipynb", "charts", "files", "result.j
 OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """Errors that every further execution would meet, too; any other one is about the files of one execution."""
 
+GOES_ON = "what is complete is kept, the same command goes on from there"
+"""What a person can rely on when a run stops early."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -47,11 +50,13 @@ class Attempt:
         folder: private folder beside its later place.
         started: when, in seconds of the system's clock.
         number: counts the attempts in this folder, from 1.
+        earlier: the states of the notebook and the files of the user, as :func:`rackbook.suite.inputs.before` has them.
     """
 
     folder: Path
     started: float
     number: int
+    earlier: States
 
 
 class Store:
@@ -103,26 +108,38 @@ class Store:
                 return folder
         return None
 
+    def outdated(self, execution: Execution) -> str:
+        """What has changed since the last result of an execution that is not complete; empty if there is no result."""
+        folders = sorted(self.executions.glob(f"{execution.request}-*"), key=lambda folder: folder.stat().st_mtime)
+        listed = self._manifest(folders[-1].name.partition("-")[2]) if folders else None
+        if listed is None:
+            return ""
+        return next(self.digests.changes(listed, execution.notebook, execution.parameters), "")
+
     def _is_current(self, inputs: str, execution: Execution) -> bool:
+        listed = self._manifest(inputs)
+        return listed is not None and self.digests.current(inputs, listed, execution.notebook, execution.parameters)
+
+    def _manifest(self, inputs: str) -> dict[str, Any] | None:
         if inputs not in self._manifests:
             try:
                 self._manifests[inputs] = json.loads((self.inputs / f"{inputs}.json").read_text("utf-8"))
             except (OSError, ValueError):
-                return False
-        return self.digests.current(inputs, self._manifests[inputs], execution.notebook, execution.parameters)
+                return None
+        return self._manifests[inputs]
 
     def lock(self, request: str) -> int | None:
         """Take the right to run an execution, as a file descriptor to close; None if another process has it.
 
-        The system takes it away from a process that dies, however it dies.
+        Raises:
+            RackbookError: nothing can be locked here.
         """
-        held = os.open(self.locks / request, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(held)
-            return None
-        return held
+        path = self.locks / request
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if locks.taken(held, fcntl.LOCK_EX | fcntl.LOCK_NB, path):
+            return held
+        os.close(held)
+        return None
 
     def begin(self, execution: Execution, started: float) -> Attempt:
         """Make a place for an attempt; what a dead attempt left goes. Call it with the lock held."""
@@ -130,8 +147,9 @@ class Store:
             shutil.rmtree(left, ignore_errors=True)
         folder = self.executions / f".{execution.request}.{uuid.uuid4().hex[:8]}.partial"
         folder.mkdir()
-        earlier = self.attempts / execution.request
-        return Attempt(folder, started, 1 + sum(1 for _ in earlier.iterdir()) if earlier.is_dir() else 1)
+        failed = self.attempts / execution.request
+        number = 1 + sum(1 for _ in failed.iterdir()) if failed.is_dir() else 1
+        return Attempt(folder, started, number, before(execution.notebook, execution.parameters))
 
     def finish(
         self, attempt: Attempt, execution: Execution, outcome: Outcome, trace: Path, executor: dict[str, Any]
@@ -150,11 +168,12 @@ class Store:
 
         Raises:
             OSError: the disk is full, or fails, or a file of the execution cannot be read; the attempt is undone.
-            DataError: it is said to have succeeded, and its kernel left no trace; nothing has changed.
+            DataError: it is said to have succeeded, and its kernel left no trace, or an input was changed meanwhile
+                (ChangedError); nothing of the attempt has changed.
         """
         listed = None
         if outcome.succeeded:
-            listed = manifest(trace, execution.notebook, execution.parameters, self.digests, attempt.started)
+            listed = manifest(trace, execution.notebook, execution.parameters, self.digests, attempt.earlier)
         judged = artefacts.verdicts(load_json(attempt.folder / NOTEBOOK)) or [] if outcome.succeeded else []
         record: dict[str, Any] = {
             "format": FORMAT,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rackbook.errors import RackbookError
-from rackbook.locations import runs_home, shown
-from rackbook.suite import job, slurm_state
+from rackbook.locations import runs_home
+from rackbook.suite import job, locks, slurm_state
 from rackbook.suite.executions import Execution
 from rackbook.suite.store import Store
 
@@ -29,6 +29,10 @@ SPARE_GIB = 1.0
 _MAX_JOBS = 256  # submitit's default
 
 FILE = "submission.json"
+
+
+class RefusedError(RackbookError):
+    """Slurm did not take an array of jobs."""
 
 
 @dataclass
@@ -82,10 +86,7 @@ def alone(results: Store) -> Iterator[None]:
     path = results.out / "slurm" / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as problem:
-            raise RackbookError(f"{shown(path)}: cannot be locked: {problem.strerror}") from None
+        locks.taken(file.fileno(), fcntl.LOCK_EX, path)
         yield
 
 
@@ -108,21 +109,43 @@ def adopted(results: Store, wanted: Container[str]) -> list[Submission]:
 
 def submit(
     executions: Sequence[Execution], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
-) -> list[Submission]:
-    """Submit executions, those with the same needs as one array, or as several that each have the size Slurm allows."""
+) -> tuple[list[Submission], dict[str, str]]:
+    """Submit executions, those with the same needs as one array, or as several that each have the size Slurm allows.
+
+    All are looked at before the first is submitted. An array that Slurm does not take leaves the others alone.
+
+    Returns:
+        What was submitted, and by request why Slurm did not take an execution.
+
+    Raises:
+        RackbookError: an execution does not fit the options, submitit is missing, or Slurm took nothing at all.
+    """
     groups: dict[tuple[Any, ...], list[list[Execution]]] = {}
     for e in executions:
-        needs = (e.limits.gpus, e.limits.timeout_s, e.limits.memory_gib, bool(e.limits.exclusive))
+        limits = e.limits
+        needs = (
+            limits.gpus, limits.timeout_s, limits.memory_gib, bool(limits.exclusive), limits.hosts, limits.gpus_per_host
+        )  # fmt: skip
         chunks = groups.setdefault(needs, [[]])
         if len(chunks[-1]) == options.get("per_job", 1):
             chunks.append([])
         chunks[-1].append(e)
-    found, most = [], slurm_state.largest_array() if groups else 0
+    most, ready = slurm_state.largest_array() if groups else 0, []
     for chunks in groups.values():
         parts = in_parts(chunks, most)
         at_once = math.ceil(options.get("max_jobs", _MAX_JOBS) / len(parts))
-        found += [_submit_array(part, results, options | {"max_jobs": at_once}, name, say) for part in parts]
-    return found
+        wanted = _parameters(chunks[0], options | {"max_jobs": at_once})
+        ready += [(part, wanted) for part in parts]
+    found, refused = [], {}
+    for part, wanted in ready:
+        try:
+            found.append(_submit_array(part, results, wanted, options.get("local_dir"), name, say))
+        except RefusedError as problem:
+            say(f"{part[0][0].label}: {problem}")
+            refused |= {execution.request: str(problem) for chunk in part for execution in chunk}
+    if refused and not found:
+        raise RackbookError(next(iter(refused.values())))
+    return found, refused
 
 
 def in_parts(chunks: list[Any], most: int) -> list[list[Any]]:
@@ -132,7 +155,12 @@ def in_parts(chunks: list[Any], most: int) -> list[list[Any]]:
 
 
 def _submit_array(
-    chunks: list[list[Execution]], results: Store, options: dict[str, Any], name: str, say: Callable[[str], None]
+    chunks: list[list[Execution]],
+    results: Store,
+    wanted: dict[str, Any],
+    local_dir: str | None,
+    name: str,
+    say: Callable[[str], None],
 ) -> Submission:
     try:
         import submitit
@@ -149,7 +177,7 @@ def _submit_array(
         content = {
             "out": str(results.out),
             "runs": str(runs_home()),
-            "local_dir": options.get("local_dir"),
+            "local_dir": local_dir,
             "executions": [job.as_record(execution) for execution in chunk],
         }
         tasks[-1].write_text(json.dumps(content, indent=1, ensure_ascii=False), "utf-8")
@@ -159,28 +187,43 @@ def _submit_array(
     submission.write()  # before Slurm knows of it, so that jobs of a killed submitter can be found by their name
     try:
         executor = submitit.SlurmExecutor(folder=folder / "submitit")
-        executor.update_parameters(**_parameters(executions, options, submission.name))
+        executor.update_parameters(**wanted, job_name=submission.name)
         command = submitit.helpers.CommandFunction([sys.executable, "-m", "rackbook.suite.job"], verbose=False)
         jobs = executor.map_array(command, [str(task) for task in tasks])
     except (FailedJobError, FailedSubmissionError, RuntimeError) as problem:
         (folder / FILE).unlink()
-        raise RackbookError(f"Slurm did not take the jobs: {problem}") from None
+        raise RefusedError(f"Slurm did not take the jobs: {problem}") from None
     submission.job = jobs[0].job_id.partition("_")[0]
     submission.write()
     say(f"submitted {len(executions)} executions as job {submission.job}, {len(chunks)} in its array")
     return submission
 
 
-def _parameters(executions: Sequence[Execution], options: dict[str, Any], name: str) -> dict[str, Any]:
-    """Options as submitit wants them."""
-    limits = executions[0].limits
+def _shape(execution: Execution, options: dict[str, Any]) -> tuple[int, int]:
+    """Nodes of a job, and GPUs of each: those of the plan; without one as the options say where GPUs are wanted.
+
+    Raises:
+        RackbookError: the options give fewer GPUs than are wanted.
+    """
+    limits = execution.limits
+    if limits.hosts is not None:
+        return limits.hosts, (limits.gpus_per_host or 0) if limits.gpus else 0
+    if not limits.gpus:
+        return 1, 0
     nodes = options.get("nodes", 1)
     per_node = options.get("gpus_per_node", math.ceil(limits.gpus / nodes))
     if limits.gpus > nodes * per_node:
         raise RackbookError(
-            f"{executions[0].label}: wants {limits.gpus} GPUs, the job has {nodes} nodes × {per_node} GPUs; "
+            f"{execution.label}: wants {limits.gpus} GPUs, the job has {nodes} nodes × {per_node} GPUs; "
             "raise --nodes or --gpus-per-node"
         )
+    return nodes, per_node
+
+
+def _parameters(executions: Sequence[Execution], options: dict[str, Any]) -> dict[str, Any]:
+    """Options as submitit wants them."""
+    limits = executions[0].limits
+    nodes, per_node = _shape(executions[0], options)
     found = {
         key: options[key] for key in ("partition", "account", "qos", "constraint", "cpus_per_task") if key in options
     }
@@ -191,7 +234,6 @@ def _parameters(executions: Sequence[Execution], options: dict[str, Any], name: 
     if limits.exclusive and memory is None:
         memory = "0"  # Slurm's word for all that the node has
     return found | {
-        "job_name": name,
         "nodes": nodes,
         "gpus_per_node": per_node or None,
         "mem": memory,

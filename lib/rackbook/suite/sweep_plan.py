@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,17 +44,20 @@ class Step:
     note: str
 
 
-def steps(executions: Sequence[Execution], complete: dict[str, Any]) -> list[Step]:
+def steps(executions: Sequence[Execution], complete: dict[str, Any], *, in_job: bool = False) -> list[Step]:
     """Say of each execution what it needs.
 
     Args:
         executions: the sweep.
         complete: what is complete, by request.
+        in_job: whether each will run in a job of Slurm's that has what its plan needs.
 
     Raises:
-        RackbookError: a live execution whose recipe does not fit its cluster.
+        RackbookError: a live execution whose recipe does not fit its cluster, or that has to run in an allocation of
+            Slurm's where there is none.
     """
-    return [_step(execution, execution.request in complete) for execution in executions]
+    in_job = in_job or "SLURM_JOB_NODELIST" in os.environ
+    return [_step(execution, execution.request in complete, in_job=in_job) for execution in executions]
 
 
 def text(found: Sequence[Step], notices: Sequence[str] = ()) -> str:
@@ -88,7 +93,7 @@ def details(found: Sequence[Step], most: int = 200) -> str:
     return "\n".join(lines)
 
 
-def _step(execution: Execution, done: bool) -> Step:
+def _step(execution: Execution, done: bool, *, in_job: bool) -> Step:
     name, measure = LIVE
     if execution.parameters.get(name) != measure:
         if not execution.limits.gpus:
@@ -104,15 +109,28 @@ def _step(execution: Execution, done: bool) -> Step:
         limits = replace(execution.limits, exclusive=MACHINE)
         minutes = None if limits.gpus else 0.0
         return Step(replace(execution, limits=limits), done, minutes, "live, no plan for this notebook")
+    from rackbook.engine import forward_run  # the plan has loaded it
+
     cluster = execution.parameters[CLUSTER]
+    queues = plan.cluster.launcher.kind == "slurm" and not in_job
+    if queues and not done and any(stage.services for stage in plan.stages):
+        raise RackbookError(
+            f"{execution.label}: its servers on {cluster} need an allocation of Slurm's around this process: start it "
+            "within salloc or sbatch, or use `rackbook sweep --executor slurm`"
+        )
+    gpus, per_host = max(plan.num_gpus, execution.limits.gpus), plan.cluster.num_gpus_per_host
     limits = replace(
         execution.limits,
-        gpus=max(plan.num_gpus, execution.limits.gpus),
-        timeout_s=max(_MARGIN * plan.minutes * 60, execution.limits.timeout_s),
+        gpus=gpus,
+        timeout_s=max(_MARGIN * plan.minutes * 60, execution.limits.timeout_s)
+        + (forward_run.QUEUE_S if queues else 0.0),
         exclusive=MACHINE if plan.cluster.launcher.kind == "local" else f"{ELSEWHERE}{cluster}",
+        hosts=max(1 + max(process.host_index for process in plan.processes), math.ceil(gpus / max(per_host, 1))),
+        gpus_per_host=per_host,
     )
-    note = f"on {cluster}, ended after {limits.timeout_s / 60:.0f} min"
-    return Step(replace(execution, limits=limits), done, plan.gpu_minutes, note)
+    ended = f"{limits.timeout_s / 3600:.0f} h, Slurm's queue included" if queues else f"{limits.timeout_s / 60:.0f} min"
+    hosts = f", {limits.hosts} hosts" if limits.hosts > 1 else ""
+    return Step(replace(execution, limits=limits), done, plan.gpu_minutes, f"on {cluster}{hosts}, ended after {ended}")
 
 
 def _plan(execution: Execution) -> Any:

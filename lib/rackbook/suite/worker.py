@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -38,8 +37,7 @@ def main() -> None:
         try:
             result = ("done", execute(task, on_kernel))
         except Exception as problem:  # whatever went wrong belongs to this notebook, not to the batch
-            full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
-            cause = outcomes.DISK if full else outcomes.NOTEBOOK
+            cause = outcomes.DISK if outcomes.is_full(problem) else outcomes.NOTEBOOK
             result = ("broken", (f"{type(problem).__name__}: {problem}", cause))
         busy.set()
         watcher.join()
