@@ -214,6 +214,8 @@ def test_the_words_of_the_band_lie_above_everything_drawn(tmp_path, percent):
     (words,) = (layer for layer in spec["layer"] if layer.get("mark", {}).get("type") == "text")
     (rule,) = (layer for layer in spec["layer"] if layer.get("mark", {}).get("type") == "rule")
     low, high = rule["encoding"]["y"]["scale"]["domain"]
+    drawn = [layer["encoding"]["y"] for layer in spec["layer"] if "field" in layer.get("encoding", {}).get("y", {})]
+    assert all(y["scale"]["domain"] == [low, high] for y in drawn), "one without it would make the axis start at 0"
     top = max(1.4, 1 + percent / 100)
     # 280 pixels high: the words, 11 of them high, end before the highest square, whose half is 5
     assert 280 * (high - top) / (high - low) > words["encoding"]["y"]["value"] + 11 + 5

@@ -46,12 +46,12 @@ def throughput_ratio_by_batch(
     scale = alt.Scale(domain=[max(0, min(ratios) - margin), max(ratios) + margin], nice=False)
     y = theme.y("throughput_ratio", scale=scale)
     area = (
-        alt.Chart(band)
+        alt.Chart(band.with_columns(pl.col("throughput_ratio_low").alias("throughput_ratio")))
         .mark_rect(color=theme.BLUE, opacity=0.18)
         .encode(
             x=x,
             x2="max_batch_size:Q",
-            y="throughput_ratio_low:Q",
+            y=y,  # in every layer, else the axis would start at 0 for the band
             y2="throughput_ratio_high:Q",
             tooltip=theme.tooltip(*band_columns),
         )
