@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         help="longest time of one notebook (default: 1800); a measurement has at least twice what its plan says",
     )  # fmt: skip
     _add_out(command)
-    from rackbook.suite.commands import add_options
+    from rackbook.commands.sweeps import add_options
 
     add_options(command)
 
@@ -77,12 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         "options", nargs="*", metavar="OPTION", help="for JupyterLab, after --, e.g. rackbook lab -- --no-browser"
     )
 
-    from rackbook.engine.commands import add_parsers as add_engine_parsers
-    from rackbook.hostwork.commands import add_parsers as add_hostwork_parsers
-    from rackbook.measurements.commands import add_parsers as add_run_parsers
-    from rackbook.plans.commands import add_parsers as add_plan_parsers
-    from rackbook.releases.commands import add_parsers
-    from rackbook.suite.commands import add_parsers as add_suite_parsers
+    from rackbook.commands.engine import add_parsers as add_engine_parsers
+    from rackbook.commands.hostwork import add_parsers as add_hostwork_parsers
+    from rackbook.commands.measurements import add_parsers as add_run_parsers
+    from rackbook.commands.plans import add_parsers as add_plan_parsers
+    from rackbook.commands.releases import add_parsers
+    from rackbook.commands.sweeps import add_parsers as add_suite_parsers
 
     add_engine_parsers(commands)
     add_parsers(commands)
@@ -134,7 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from rackbook.suite.listing import summary
 
     notebooks = _selected(arguments)
-    from rackbook.suite.commands import sweep_of_run
+    from rackbook.commands.sweeps import sweep_of_run
 
     if (sweep := sweep_of_run(notebooks, arguments)) is not None:
         return sweep()

@@ -12,6 +12,7 @@ import pytest
 
 from rackbook import plans, runs
 from rackbook.charts.expert_replay import expert_loads_by_place
+from rackbook.commands.plans import plan as planned
 from rackbook.engine.completions import complete_together
 from rackbook.engine.fit import UnfitError
 from rackbook.errors import ParameterError, RackbookError
@@ -20,7 +21,6 @@ from rackbook.experts import audit
 from rackbook.experts.loads import LOADS
 from rackbook.importers.routed_experts import read_answers
 from rackbook.measurements import expert_balance as measurement
-from rackbook.plans.commands import plan as planned
 
 LINE = (
     "INFO 11-29 20:04:21 [eplb_state.py:632] EPLB step: {step} for model m: avg_tokens=12.00, max_tokens=24, "

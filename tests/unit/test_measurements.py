@@ -16,6 +16,7 @@ from chart_checks import check_chart
 from rackbook import plans, runs
 from rackbook.charts import single_node as single_node_charts
 from rackbook.charts import step_time
+from rackbook.commands import measurements as commands
 from rackbook.engine import decode_steps, launch
 from rackbook.engine.completions import complete_together, random_prompts
 from rackbook.engine.decode_steps import Batch
@@ -26,7 +27,7 @@ from rackbook.errors import DataError, ParameterError, RackbookError
 from rackbook.experiments import context_sweep as sweep_experiment
 from rackbook.experiments import single_node as single_node_experiment
 from rackbook.locations import DATA
-from rackbook.measurements import commands, context_sweep, engine_gap, recording, serving, single_node
+from rackbook.measurements import context_sweep, engine_gap, recording, serving, single_node
 from rackbook.measurements.context_sweep import Sweep
 from rackbook.plans import serving_pareto as plan_of_09
 

@@ -5,12 +5,12 @@ import shlex
 import pytest
 
 from rackbook import clusters, plans, recipes
+from rackbook.commands.plans import plan as planned
 from rackbook.engine import launch
 from rackbook.engine.fit import UnfitError
 from rackbook.engine.forward_run import cases_of
 from rackbook.engine.plan import Plan, Process, Stage
 from rackbook.errors import DataError, ParameterError
-from rackbook.plans.commands import plan as planned
 
 GPU_CLUSTERS = [name for name in clusters.names() if name != "cpu-lab"]
 

@@ -8,8 +8,9 @@ import pytest
 from small_wheels import SmallIndex, wheel_bytes, wheel_name
 
 from rackbook import published
+from rackbook.commands import releases as commands
 from rackbook.errors import DataError, RackbookError
-from rackbook.releases import MAP, PRS, commands, probes, release_map
+from rackbook.releases import MAP, PRS, probes, release_map
 from rackbook.releases.targets import Shelf
 
 LIST = """

@@ -6,8 +6,9 @@ import polars as pl
 import pytest
 
 from rackbook import plans, runs
+from rackbook.commands import measurements as commands
 from rackbook.errors import DataError, ParameterError
-from rackbook.measurements import commands, server_lines, serving_pareto, single_user
+from rackbook.measurements import server_lines, serving_pareto, single_user
 from rackbook.plans.serving_pareto import tokens_per_id
 from rackbook.replay import trace_files
 
