@@ -225,6 +225,15 @@ def test_another_number_of_prompt_tokens_is_a_doubt():
     assert done.flags == ("the server counted 6 prompt tokens of request 0, sent were 5",)
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A shell lets what it starts in the background ignore Ctrl-C, and with it the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_keeps_what_was_measured():
     def script(seen):
         if seen.number == 1:
