@@ -38,8 +38,8 @@ INSERTED_LOSS_PERCENT = 5.0
 CONTROL_TOLERANCE_POINTS = 1.0
 """By how much what is found may miss what was inserted before the run says so."""
 
-NUM_PREDICTED = 20
-"""Simulated pairs of a prediction, and of each inserted loss."""
+NUM_PREDICTED, NUM_INSERTED = 20, 5
+"""Simulated pairs of a prediction, and of each inserted loss, which spread less."""
 
 _PROBE = (step_probe.OPENER, step_probe.PROBE)
 
@@ -248,11 +248,12 @@ class Recorded:
         fitted: _StepFunction,
         *,
         coupled: bool = True,
+        num_pairs: int = NUM_PREDICTED,
         slower: float = 1.0,
         thinking: bool = True,
     ) -> pl.DataFrame:
         """Simulated pairs, each with all costs a little higher or lower, as the single prompts spread."""
-        drawn = np.random.default_rng([self.params["seed"], 13]).normal(1, fitted.spread, NUM_PREDICTED)
+        drawn = np.random.default_rng([self.params["seed"], 13]).normal(1, fitted.spread, num_pairs)
         return pl.concat(
             self._simulated(dp_size, fitted.cost.times(factor), pair, coupled=coupled, slower=slower, thinking=thinking)
             for pair, factor in enumerate(np.maximum(drawn, 0.5).tolist())
@@ -303,7 +304,9 @@ class Recorded:
         for dp_size, fitted in self._step_functions.items():
             for inserted, thinking in cases:
                 slower = 1 / (1 - inserted / 100)
-                requests = self._repeated(dp_size, fitted, coupled=False, slower=slower, thinking=thinking)
+                requests = self._repeated(
+                    dp_size, fitted, coupled=False, num_pairs=NUM_INSERTED, slower=slower, thinking=thinking
+                )
                 found = paired_losses.summary(paired_losses.losses(requests, {}), self.confidence)
                 names = {"setting": _inserted(inserted, thinking=thinking), "dp_size": dp_size}
                 parts.append(self._tidy(found.with_columns(pl.col("^.*percent$").round(6)), names, "simulated"))
