@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rackbook import __version__
+from rackbook.commands import parsers
 from rackbook.errors import RackbookError
 from rackbook.option_types import above_zero, folder, whole_from_one
 
@@ -39,10 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rackbook {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    command = _command(commands, "list", _list, "the notebooks, what they ask, and their parameters")
+    command = parsers.command(commands, "list", _list, "the notebooks, what they ask, and their parameters")
     _add_names(command)
 
-    command = _command(commands, "run", _run, "execute notebooks in batch and write the report")
+    command = parsers.command(commands, "run", _run, "execute notebooks in batch and write the report")
     _add_names(command)
     command.add_argument(
         "-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
@@ -62,17 +63,19 @@ def _parser() -> argparse.ArgumentParser:
 
     add_options(command)
 
-    command = _command(commands, "claims", _claims, "the score board: every claim and its verdict")
+    command = parsers.command(commands, "claims", _claims, "the score board: every claim and its verdict")
     command.add_argument("--json", action="store_true", help="as a list of objects")
 
-    command = _command(commands, "report", _report, "write the report again from executed notebooks")
+    command = parsers.command(commands, "report", _report, "write the report again from executed notebooks")
     _add_out(command)
 
-    command = _command(commands, "refresh", _refresh, "execute the committed notebooks in place, on their defaults")
+    command = parsers.command(
+        commands, "refresh", _refresh, "execute the committed notebooks in place, on their defaults"
+    )
     _add_names(command)
     command.add_argument("--jobs", type=whole_from_one, metavar="N", help="notebooks at a time (default: one per core)")
 
-    command = _command(commands, "lab", _lab, "open JupyterLab on the notebooks, on this machine only")
+    command = parsers.command(commands, "lab", _lab, "open JupyterLab on the notebooks, on this machine only")
     command.add_argument(
         "options", nargs="*", metavar="OPTION", help="for JupyterLab, after --, e.g. rackbook lab -- --no-browser"
     )
@@ -90,12 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_parsers(commands)
     add_run_parsers(commands)
     add_suite_parsers(commands)
-    return parser
-
-
-def _command(commands, name: str, function, summary: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-    parser.set_defaults(command=function)
     return parser
 
 

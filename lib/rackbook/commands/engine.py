@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import Any
 
+from rackbook.commands import parsers
 from rackbook.option_types import whole_from_one
 
 
@@ -20,22 +21,15 @@ def add_parsers(commands: Any) -> None:
             that returns the exit status.
     """
     summary = "the CPU lab: a real vLLM with a tiny model on this machine's cores"
-    parser = commands.add_parser("engine", help=summary, description=summary[0].upper() + summary[1:] + ".")
-    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inner = parsers.group(commands, "engine", summary)
 
-    command = _command(inner, "up", _up, "install the lab if needed and start its server, on 127.0.0.1 only")
+    command = parsers.command(inner, "up", _up, "install the lab if needed and start its server, on 127.0.0.1 only")
     command.add_argument(
         "--ranks", type=whole_from_one, default=1, metavar="N", help="data-parallel ranks (default: 1)"
     )  # fmt: skip
     command.add_argument("--port", type=_port, metavar="P", help="where it listens (default: a free one)")
-    _command(inner, "status", _status, "what runs, since when, and where it answers")
-    _command(inner, "down", _down, "end the server")
-
-
-def _command(commands: Any, name: str, function: Any, summary: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-    parser.set_defaults(command=function)
-    return parser
+    parsers.command(inner, "status", _status, "what runs, since when, and where it answers")
+    parsers.command(inner, "down", _down, "end the server")
 
 
 def _up(arguments: argparse.Namespace) -> int:

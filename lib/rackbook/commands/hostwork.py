@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rackbook.commands import parsers
+
 RECORDED_RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECORDED_S = 240.0
 """What the run that comes with the project was recorded with; the notebook itself measures less."""
@@ -23,10 +25,9 @@ def add_parsers(commands: Any) -> None:
             that returns the exit status.
     """
     summary = "measure what the host does between two steps: all-reduces, admissions, rows of KV cache"
-    parser = commands.add_parser("hostwork", help=summary, description=summary[0].upper() + summary[1:] + ".")
-    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inner = parsers.group(commands, "hostwork", summary)
     summary = "measure on this machine, which nothing else should use meanwhile, and keep the run"
-    command = inner.add_parser("record", help=summary, description=summary[0].upper() + summary[1:] + ".")
+    command = parsers.command(inner, "record", _record, summary)
     command.add_argument(
         "--into", type=Path, metavar="DIR", help="folder of runs (default: $RACKBOOK_RUNS, else build/runs)"
     )
@@ -41,7 +42,6 @@ def add_parsers(commands: Any) -> None:
         help="folder before the packages of the ranks' Python, e.g. with the Python files of a newer vLLM",
     )  # fmt: skip
     command.add_argument("--interpreter", metavar="PYTHON", help="Python of the ranks (default: one with torch)")
-    command.set_defaults(command=_record)
 
 
 def _record(arguments: argparse.Namespace) -> int:

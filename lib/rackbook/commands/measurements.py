@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rackbook.commands import parsers
+
 if TYPE_CHECKING:
     from rackbook.runs import Run
 
@@ -28,8 +30,7 @@ def add_parsers(commands: Any) -> None:
             returns the exit status.
     """
     summary = "measure on the CPU lab and keep the run in data/runs, in place of the one that lies there"
-    parser = commands.add_parser("record", help=summary, description=summary[0].upper() + summary[1:] + ".")
-    parser.set_defaults(command=_record)
+    parser = parsers.command(commands, "record", _record, summary)
     parser.add_argument("names", nargs="+", metavar="NAME", help="notebooks that measure: 01, context_sweep …")
     parser.add_argument(
         "-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
@@ -39,8 +40,7 @@ def add_parsers(commands: Any) -> None:
         "--flagged", action="store_true", help="keep the run even with doubts about its quality; else it stays apart"
     )
     summary = "the runs there are, newest first, and what was left unfinished"
-    parser = commands.add_parser("runs", help=summary, description=summary[0].upper() + summary[1:] + ".")
-    parser.set_defaults(command=_runs)
+    parser = parsers.command(commands, "runs", _runs, summary)
     parser.add_argument("name", nargs="?", metavar="NAME", help="only those of this notebook: 01, context_sweep …")
 
 

@@ -11,6 +11,8 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rackbook.commands import parsers
+
 if TYPE_CHECKING:
     from rackbook.engine.plan import Plan
     from rackbook.suite.notebooks import Kind, Notebook
@@ -24,8 +26,7 @@ def add_parsers(commands: Any) -> None:
             returns the exit status.
     """
     summary = "what a live notebook would run on a cluster: every process, without running it"
-    parser = commands.add_parser("plan", help=summary, description=summary[0].upper() + summary[1:] + ".")
-    parser.set_defaults(command=_plan)
+    parser = parsers.command(commands, "plan", _plan, summary)
     parser.add_argument("name", metavar="NAME", help="01, context_sweep or 01_context_sweep")
     parser.add_argument(
         "--cluster", metavar="CLUSTER", help="a name in data/clusters or a TOML file (default: the notebook's)"

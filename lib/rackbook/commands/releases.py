@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rackbook.commands import parsers
 from rackbook.locations import shown
 from rackbook.releases import MAP, PRS
 
@@ -33,37 +34,30 @@ def add_parsers(commands: Any) -> None:
             that returns the exit status.
     """
     summary = "which release of a package has which change, by what its wheel holds"
-    parser = commands.add_parser("releases", help=summary, description=summary[0].upper() + summary[1:] + ".")
-    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inner = parsers.group(commands, "releases", summary)
 
-    command = _command(inner, "probe", _probe, "look into one release, wheel, checkout or installation")
+    command = parsers.command(inner, "probe", _probe, "look into one release, wheel, checkout or installation")
     command.add_argument(
         "target", nargs="?", default="latest", metavar="TARGET",
         help="PACKAGE==VERSION, VERSION, latest, installed, a wheel file or a folder (default: latest)",
     )  # fmt: skip
-    command.add_argument(
-        "--prs", type=Path, default=PRS, metavar="FILE",
-        help="list of pull requests (default: the one that comes with rackbook)",
-    )  # fmt: skip
+    _add_prs(command)
     command.add_argument("--json", action="store_true", help="as an object")
     _add_cache(command)
 
-    command = _command(inner, "update", _update, "bring the release map up to date with the package index")
+    command = parsers.command(inner, "update", _update, "bring the release map up to date with the package index")
     command.add_argument(
         "versions", nargs="*", metavar="VERSION",
         help="releases to add (default: every one that is newer than the map)",
     )  # fmt: skip
-    command.add_argument(
-        "--prs", type=Path, default=PRS, metavar="FILE",
-        help="list of pull requests (default: the one that comes with rackbook)",
-    )  # fmt: skip
+    _add_prs(command)
     command.add_argument(
         "--map", type=Path, default=MAP, metavar="FILE",
         help="the map to write (default: the one that comes with rackbook)",
     )  # fmt: skip
     _add_cache(command)
 
-    command = _command(inner, "check", _check, "which release has which change, for any project's list")
+    command = parsers.command(inner, "check", _check, "which release has which change, for any project's list")
     command.add_argument("prs", type=Path, metavar="PRS", help="list of pull requests, a TOML file")
     command.add_argument(
         "targets", nargs="*", metavar="TARGET",
@@ -79,10 +73,11 @@ def add_parsers(commands: Any) -> None:
     _add_cache(command)
 
 
-def _command(commands: Any, name: str, function: Any, summary: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-    parser.set_defaults(command=function)
-    return parser
+def _add_prs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--prs", type=Path, default=PRS, metavar="FILE",
+        help="list of pull requests (default: the one that comes with rackbook)",
+    )  # fmt: skip
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:
