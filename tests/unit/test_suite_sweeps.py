@@ -112,7 +112,7 @@ def test_texts_with_quotes_and_line_breaks_stay_data(read):
     [
         ("", DataError, r"got no \[\[sweep\]\], expected at least one"),
         ("[[sweep]", DataError, "not a TOML file"),
-        (block("gird = {}"), DataError, "sweep 1, entry: got 'gird'.*Did you mean 'grid'"),
+        (block("gird = {}"), DataError, "sweep 1: unknown entry: got 'gird'.*Did you mean 'grid'"),
         ("nmae = 'x'\n" + block(""), DataError, "entry: got 'nmae'.*Did you mean 'name'"),
         ("name = '../x'\n" + block(""), DataError, "name: got '../x', allowed: letters"),
         (block("grid = { ranks = [1] }"), ParameterError, "01_one: unknown parameter: got 'ranks'"),

@@ -71,7 +71,7 @@ def read(path: Path, notebooks: Sequence[Notebook]) -> Sweep:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise DataError(f"{where}: not a TOML file ({problem})") from None
     defaults = [*_LIMITS, CLUSTER]
-    _known(content, ["name", "sweep", "slurm", *defaults], f"{where}, entry")
+    _known(content, ["name", "sweep", "slurm", *defaults], where, "entry")
     name = content.get("name", path.stem)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DataError(f"{where}, name: got {name!r}, allowed: letters, digits, dots, dashes, at most 60")
@@ -83,7 +83,7 @@ def read(path: Path, notebooks: Sequence[Notebook]) -> Sweep:
     shared = {key: content[key] for key in defaults if key in content}
     for number, block in enumerate(blocks, 1):
         at = f"{where}, sweep {number}"
-        _known(block, _BLOCK, f"{at}, entry")
+        _known(block, _BLOCK, at, "entry")
         found += _block(shared | block, notebooks, path.absolute().parent, at)
     executions, notices = _each_once(found)
     return Sweep(name, executions, slurm, notices)
@@ -119,7 +119,7 @@ def slurm_options(options: Any, where: str) -> dict[str, Any]:
         DataError: one that is unknown or of another type.
     """
     _typed(options, dict, where, "a table")
-    _known(options, _SLURM, f"{where}, option")
+    _known(options, _SLURM, where, "option")
     for key, value in options.items():
         kind = _SLURM[key]
         if kind is str:
@@ -261,10 +261,10 @@ def _has(notebook: Notebook, name: str) -> bool:
     return any(p.name == name for p in notebook.parameters)
 
 
-def _known(table: dict[str, Any], allowed: Iterable[str], what: str) -> None:
+def _known(table: dict[str, Any], allowed: Iterable[str], where: str, what: str) -> None:
     for key in table:
         if key not in allowed:
-            raise DataError(one_of(key, allowed, what))
+            raise DataError(f"{where}: {one_of(key, allowed, what)}")
 
 
 def _typed(value: Any, kind: type, where: str, allowed: str) -> Any:
